@@ -1,0 +1,99 @@
+"""All-to-all of byte ranges, and the all-reduce: each with a deadline, each naming who was waited for.
+
+On gloo a large all-to-all runs half-duplex, and every message has to be cut into pieces of which several are in flight to reach
+line rate (docs/log.md).  Sender and receiver both know a message's size, so pairs cut it the same way and nobody has to agree.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nestpipe.comm.errors import PeerLost
+from nestpipe.comm.world import World
+
+PIECE_BYTES = 256 * 1000
+
+
+class Traffic:
+    """Counts what left this worker."""
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0
+        self.messages = 0
+        self._lock = threading.Lock()
+
+    def add(self, sent: int, messages: int) -> None:
+        with self._lock:
+            self.bytes_sent += sent
+            self.messages += messages
+
+
+class Exchange:
+    """One lane's talk with all other workers.  Calls are issued by one thread, in the same order on every worker."""
+
+    def __init__(self, world: World, lane: str, traffic: Traffic | None = None, piece_bytes: int = PIECE_BYTES) -> None:
+        self.world = world
+        self.lane = lane
+        self.group = world.groups.get(lane)
+        self.traffic = traffic or Traffic()
+        self.piece_bytes = piece_bytes
+        self._deadline = timedelta(seconds=world.timeout)
+
+    def exchange(self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]) -> None:
+        """Sends sends[p] to worker p and fills receives[p] from worker p; entries of this worker itself are left alone.
+
+        Both are contiguous tensors per peer, of the same sizes in the same order on both sides.
+        """
+        if self.world.size == 1:
+            return
+        pending: list[tuple[int, dist.Work]] = []
+        peer = -1
+        try:
+            # Start with the next rank and go round: not everybody sends to worker 0 first.
+            for distance in range(1, self.world.size):
+                peer = (self.world.rank - distance) % self.world.size
+                for piece in self._pieces(receives[peer]):
+                    pending.append((peer, dist.irecv(piece, peer, group=self.group)))
+                peer = (self.world.rank + distance) % self.world.size
+                for piece in self._pieces(sends[peer]):
+                    pending.append((peer, dist.isend(piece, peer, group=self.group)))
+            for peer, work in pending:
+                work.wait(self._deadline)
+        except RuntimeError as error:
+            raise self._lost(peer, error) from None
+        sent = sum(t.numel() * t.element_size() for p, ts in enumerate(sends) if p != self.world.rank for t in ts)
+        self.traffic.add(sent, len(pending))
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
+        """In place; every worker ends with the same bits."""
+        if self.world.size == 1:
+            return
+        try:
+            dist.all_reduce(tensor, op, group=self.group)
+        except RuntimeError as error:
+            raise self._lost(None, error) from None
+        ring = 2 * (self.world.size - 1) / self.world.size
+        self.traffic.add(int(ring * tensor.numel() * tensor.element_size()), 1)
+
+    def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        pieces: list[Tensor] = []
+        for tensor in tensors:
+            if tensor.numel():
+                flat = tensor.view(torch.uint8).flatten()
+                pieces.extend(flat.split(self.piece_bytes))
+        return pieces
+
+    def _lost(self, peer: int | None, error: RuntimeError) -> PeerLost:
+        who = "another worker" if peer is None else f"rank {peer}"
+        text = str(error).lower()
+        if "timed out" in text or "timeout" in text:
+            return PeerLost(
+                f"rank {self.world.rank} waited {self.world.timeout:g} s for {who}; raise --timeout if it was only slow"
+            )
+        return PeerLost(f"rank {self.world.rank} lost {who}: it ended or its connection broke")

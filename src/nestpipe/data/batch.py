@@ -1,0 +1,85 @@
+"""What a reader yields and a model receives: the samples of one batch on one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nestpipe.data.jagged import KeyedJaggedTensor
+
+
+@dataclass
+class Batch:
+    """B samples.  Every tensor but `sparse_features` has B as its first axis.
+
+    The model's loss is a mean; `loss_terms[b]` says over how many terms sample b contributes to it (1 each when None; the
+    number of predicted positions for a sequence model).  The engine weighs micro-batches and workers by it, so that the loss
+    that is trained is the mean over the whole global batch.
+    """
+
+    sparse_features: KeyedJaggedTensor
+    dense: Tensor | None = None
+    labels: Tensor | None = None
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    loss_terms: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.sparse_features.stride()
+
+    def terms(self) -> float:
+        return float(len(self)) if self.loss_terms is None else float(self.loss_terms.sum())
+
+    def select(self, samples: Tensor) -> Batch:
+        """The given samples, in the given order."""
+
+        def take(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[samples]
+
+        return Batch(
+            self.sparse_features.select(samples),
+            take(self.dense),
+            take(self.labels),
+            {name: tensor[samples] for name, tensor in self.extras.items()},
+            take(self.loss_terms),
+        )
+
+    def split(self, parts: int) -> list[Batch]:
+        """`parts` runs of consecutive samples whose sizes differ by at most one; some are empty when B < parts."""
+        if parts == 1:
+            return [self]
+        cuts = [len(self) * part // parts for part in range(parts + 1)]
+        return [self.select(torch.arange(start, stop)) for start, stop in zip(cuts, cuts[1:])]
+
+    @staticmethod
+    def concat(batches: Sequence[Batch]) -> Batch:
+        """The samples of `batches` one after another; all have the same fields."""
+        if len(batches) == 1:
+            return batches[0]
+
+        def join(tensors: list[Tensor | None]) -> Tensor | None:
+            given = [t for t in tensors if t is not None]
+            assert len(given) in (0, len(tensors)), "batches with different fields cannot be joined"
+            return torch.cat(given) if given else None
+
+        return Batch(
+            KeyedJaggedTensor.concat([b.sparse_features for b in batches]),
+            join([b.dense for b in batches]),
+            join([b.labels for b in batches]),
+            {name: torch.cat([b.extras[name] for b in batches]) for name in batches[0].extras},
+            join([b.loss_terms for b in batches]),
+        )
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+
+        return Batch(
+            self.sparse_features.to(device, non_blocking),
+            move(self.dense),
+            move(self.labels),
+            {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.extras.items()},
+            move(self.loss_terms),
+        )

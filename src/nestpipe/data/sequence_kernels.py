@@ -1,0 +1,71 @@
+"""The kernel that lays out histories, targets, negatives and times.  Releases the GIL, keeps no state."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from nestpipe.data.counter import STEP, mix
+
+_S32 = np.uint64(32)
+_LOW32 = np.uint64(0xFFFFFFFF)
+
+
+@numba.njit(nogil=True, cache=True)
+def draw_uniform(out: np.ndarray, catalogue: np.ndarray, key: np.uint64) -> None:
+    """Fills `out` with uniform draws from `catalogue`, two from each 64 random bits.
+
+    32 bits times the size, top half: off by at most size / 2^32 from uniform.
+    """
+    size = np.uint64(catalogue.shape[0])
+    pairs = out.shape[0] // 2
+    for i in range(pairs):
+        bits = mix(key + np.uint64(i) * STEP)
+        out[2 * i] = catalogue[np.int64(((bits >> _S32) * size) >> _S32)]
+        out[2 * i + 1] = catalogue[np.int64(((bits & _LOW32) * size) >> _S32)]
+    if out.shape[0] % 2:
+        bits = mix(key + np.uint64(pairs) * STEP)
+        out[out.shape[0] - 1] = catalogue[np.int64(((bits >> _S32) * size) >> _S32)]
+
+
+@numba.njit(nogil=True, cache=True)
+def build_sequences(  # type: ignore[no-untyped-def]
+    rows, offsets, items, times, catalogue, train, max_length, negatives, key
+):
+    """Lengths [4*B] and values of history, target, negatives and time of the users `rows`, feature-major."""
+    count = rows.shape[0]
+    lengths = np.empty(4 * count, np.int64)
+    stops = np.empty(count, np.int64)  # one after the last target
+    history = 0
+    target = 0
+    for b in range(count):
+        start, stop = offsets[rows[b]], offsets[rows[b] + 1]
+        stops[b] = stop - 1 if train else stop
+        n = min(stops[b] - start - 1, max_length)
+        terms = n if train else 1
+        lengths[b] = n
+        lengths[count + b] = terms
+        lengths[2 * count + b] = terms * negatives
+        lengths[3 * count + b] = n + 1
+        history += n
+        target += terms
+
+    values = np.empty(2 * history + count + target * (1 + negatives), np.int64)
+    at_history = 0
+    at_target = history
+    at_negative = history + target
+    at_time = history + target * (1 + negatives)
+    for b in range(count):
+        n = lengths[b]
+        terms = lengths[count + b]
+        stop = stops[b]
+        values[at_history : at_history + n] = items[stop - 1 - n : stop - 1]
+        values[at_target : at_target + terms] = items[stop - terms : stop]
+        values[at_time : at_time + n + 1] = times[stop - 1 - n : stop]
+        drawn = values[at_negative : at_negative + terms * negatives]
+        draw_uniform(drawn, catalogue, mix(key + np.uint64(rows[b]) * STEP))
+        at_history += n
+        at_target += terms
+        at_negative += terms * negatives
+        at_time += n + 1
+    return lengths, values

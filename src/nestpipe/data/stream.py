@@ -1,0 +1,138 @@
+"""One worker's batches: its shard of a source cut into batches, read ahead in the background, with a position to resume from."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from nestpipe.data.batch import Batch
+from nestpipe.data.source import Source, shard
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream goes on: in `epoch`, in the `interval`-th interval of this worker's shard, at `unit`."""
+
+    epoch: int = 0
+    interval: int = 0
+    unit: int = -1
+    """-1: the start of the interval."""
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Stream:
+    """Iterates the batches of one worker.  `position` is that of the batch handed out last, whatever has been read ahead.
+
+    A batch never spans two epochs; the last one of an epoch may be short.  `epochs=None` goes round for ever.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        workers: int = 1,
+        epochs: int | None = 1,
+        position: Position | None = None,
+        read_ahead: int = 4,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        self.source = source
+        self.batch_size = batch_size
+        self.intervals = shard(source.extent, source.piece, workers, rank)
+        self.epochs = epochs
+        self.position = position or Position()
+        self._queue: queue.Queue[tuple[Batch, Position] | BaseException | None] = queue.Queue(max(1, read_ahead))
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._ended:
+            raise StopIteration
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._fill, name="nestpipe-read-ahead", daemon=True)
+            self._thread.start()
+        item = self._queue.get()
+        if item is None or isinstance(item, BaseException):
+            self._ended = True
+            if item is None:
+                raise StopIteration
+            raise item
+        batch, self.position = item
+        return batch
+
+    def close(self) -> None:
+        """Stops reading ahead.  Further batches are not handed out."""
+        self._closing.set()
+        self._ended = True
+        if self._thread is not None:
+            while self._thread.is_alive():
+                try:
+                    self._queue.get_nowait()
+                except queue.Empty:
+                    self._thread.join(0.01)
+
+    def _put(self, item: tuple[Batch, Position] | BaseException | None) -> bool:
+        while not self._closing.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def _fill(self) -> None:
+        try:
+            for item in self._batches(self.position):
+                if not self._put(item):
+                    return
+            self._put(None)
+        except BaseException as error:  # handed to the consumer, who raises it in its own thread
+            self._put(error)
+
+    def _batches(self, at: Position) -> Iterator[tuple[Batch, Position]]:
+        epoch = at.epoch
+        while self.intervals and (self.epochs is None or epoch < self.epochs):
+            yield from self._epoch(epoch, at if epoch == at.epoch else Position(epoch))
+            epoch += 1
+
+    def _epoch(self, epoch: int, at: Position) -> Iterator[tuple[Batch, Position]]:
+        held: list[Batch] = []
+        held_samples = 0
+        now = at
+        for number in range(at.interval, len(self.intervals)):
+            start, stop = self.intervals[number]
+            if number == at.interval and at.unit >= 0:
+                start = at.unit
+            for chunk, ends in self.source.read(start, stop, epoch):
+                taken = 0
+                while taken < len(chunk):
+                    take = min(len(chunk) - taken, self.batch_size - held_samples)
+                    whole = take == len(chunk)
+                    held.append(chunk if whole else chunk.select(torch.arange(taken, taken + take)))
+                    held_samples += take
+                    taken += take
+                    now = Position(epoch, number, int(ends[taken - 1]))
+                    if held_samples == self.batch_size:
+                        yield Batch.concat(held), now
+                        held, held_samples = [], 0
+        if held_samples:
+            yield Batch.concat(held), now
+
+
+def sample_ends(start: int, count: int) -> np.ndarray:
+    """The `ends` of a chunk whose units are samples."""
+    return np.arange(start + 1, start + count + 1)

@@ -1,0 +1,219 @@
+"""The collections that a model holds: `EmbeddingBagCollection` (pooled) and `EmbeddingCollection` (id by id).
+
+A collection has no parameters: its rows live in the sharded tables.  Inside a `TrainPipeline` the rows of the current
+micro-batch have already arrived when the model runs; outside one (evaluation, a notebook) a collection looks up at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nestpipe.comm.world import World
+from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from nestpipe.engine.flight import Flight
+from nestpipe.engine.lookups import GroupLookups
+from nestpipe.engine.sparse import SparseStages
+from nestpipe.pooling import Arrived, Bags, Looked, Pooled
+from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableConfig
+from nestpipe.tables.group import group_tables
+from nestpipe.tables.optimizers import SGD, SparseOptimizer
+
+Config = TypeVar("Config", bound=TableConfig)
+
+
+@dataclass(frozen=True)
+class View:
+    """The micro-batch that a collection is looking at."""
+
+    flight: Flight
+    micro: int
+    trains: bool
+
+    def index(self, group: int, first: int, stop: int) -> np.ndarray:
+        """Places of the ids of lookups first..stop-1 of a group, lookup after lookup."""
+        routes, ends = self.flight.routes, self.flight.ends[group]
+        assert routes is not None
+        flat, at = ends.reshape(-1), self.micro * ends.shape[1]
+        begin = int(flat[at + first - 1]) if at + first else 0
+        return routes.windows[group].inverse[begin : int(flat[at + stop - 1])]
+
+    def rows(self, group: int) -> tuple[Tensor, Tensor | None]:
+        room = self.flight.windows[group]
+        return room.rows, room.grads if self.trains else None
+
+    def arrived(self, group: int) -> int:
+        routes = self.flight.routes
+        assert routes is not None
+        return routes.windows[group].arrived(self.micro)
+
+
+@dataclass(frozen=True)
+class UniqueRows:
+    """The rows of a feature without repetition: id i of the feature is rows[index[i]].  Features of one group share `rows`."""
+
+    rows: Tensor
+    index: Tensor
+    lengths: Tensor
+
+
+class Collection(nn.Module, Generic[Config]):
+    """What the two collections share: their tables, and the view of the current micro-batch."""
+
+    def __init__(self, tables: Sequence[Config]) -> None:
+        super().__init__()
+        if not tables:
+            raise ValueError(f"{type(self).__name__} needs at least one table")
+        self.tables = list(tables)
+        pairs = [(table, feature) for table in self.tables for feature in table.feature_names]
+        features = [feature for _, feature in pairs]
+        self.lookups: list[tuple[Config, str, str]] = [
+            (t, f, f if features.count(f) == 1 else f"{f}@{t.name}") for t, f in pairs
+        ]
+        """(table, feature, name of the output): a feature that looks into several tables is called feature@table."""
+        if len({name for _, _, name in self.lookups}) != len(self.lookups):
+            raise ValueError(f"{type(self).__name__}: a table lists a feature twice: {features}")
+        self._anchor = torch.zeros(0, requires_grad=True)
+        self._stages: SparseStages | None = None
+        self._view: View | None = None
+        self._places: list[tuple[int, int]] = []
+        """(group, lookup number in it) of every entry of `lookups`."""
+
+    def attach(self, stages: SparseStages, places: list[tuple[int, int]]) -> None:
+        self._stages, self._places = stages, places
+
+    def look_at(self, view: View | None) -> None:
+        """Called by the pipeline before and after the model runs on a micro-batch."""
+        self._view = view
+
+    def _current(self, features: KeyedJaggedTensor) -> View:
+        view = self._view
+        if view is None:
+            if self._stages is None:
+                attach_collections([self], World.single(), SGD(), seed=0)
+            assert self._stages is not None
+            return View(self._stages.look_up(Batch(features)), 0, trains=False)
+        routed = view.flight.micros[view.micro].sparse_features
+        if features is not routed and features.values().data_ptr() != routed.values().data_ptr():
+            raise ValueError(
+                f"{type(self).__name__} was given features that were not routed for this batch: inside a pipeline pass "
+                "batch.sparse_features as it is, and change ids where the batch is loaded"
+            )
+        return view
+
+
+class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
+    """Pools the rows of each sample's ids by sum or mean.  KeyedJaggedTensor in, KeyedTensor [B, sum of dims] out."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        view = self._current(features)
+        samples = features.stride()
+        dims = [table.embedding_dim for table, _, _ in self.lookups]
+        starts = np.concatenate([[0], np.cumsum(dims)]).astype(np.int64)
+        groups: list[Bags] = []
+        weights: list[Tensor | None] = []
+        for group in sorted({g for g, _ in self._places}):
+            mine = [i for i, (g, _) in enumerate(self._places) if g == group]
+            first = self._places[mine[0]][1]
+            rows, grads = view.rows(group)
+            groups.append(
+                Bags(
+                    rows,
+                    grads,
+                    view.index(group, first, first + len(mine)),
+                    _join([_part(features, features.lengths(), self.lookups[i][1], False) for i in mine]).numpy(),
+                    np.array([self.lookups[i][0].pooling == "mean" for i in mine]),
+                    starts[:-1][mine],
+                )
+            )
+            given = features.weights_or_none()
+            if given is None:
+                weights.append(None)
+            else:
+                weights.append(_join([_part(features, given, self.lookups[i][1], True) for i in mine]))
+        if len({bags.rows.dtype for bags in groups}) > 1:
+            raise ValueError("the tables of one EmbeddingBagCollection must have one dtype: use one collection per dtype")
+        given_weights = [w for w in weights if w is not None]
+        values = Pooled.apply(self._anchor, weights, groups, (samples, int(starts[-1])), *given_weights)
+        return KeyedTensor([name for _, _, name in self.lookups], dims, values)
+
+
+class EmbeddingCollection(Collection[EmbeddingConfig]):
+    """The row of every id, in order.  KeyedJaggedTensor in, a JaggedTensor of vectors per feature out."""
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        view = self._current(features)
+        out = {}
+        for (_, feature, name), (group, lookup) in zip(self.lookups, self._places):
+            rows, grads = view.rows(group)
+            values = Looked.apply(self._anchor, rows, grads, view.index(group, lookup, lookup + 1))
+            part = features[feature]
+            out[name] = JaggedTensor(values, part.weights_or_none(), lengths=part.lengths(), offsets=part.offsets())
+        return out
+
+    def unique_rows(self, features: KeyedJaggedTensor) -> dict[str, UniqueRows]:
+        """As calling it, but each row once and an index into them: for features with many repeated ids, such as negatives."""
+        view = self._current(features)
+        shared: dict[int, Tensor] = {}
+        out = {}
+        for (_, feature, name), (group, lookup) in zip(self.lookups, self._places):
+            if group not in shared:
+                rows, grads = view.rows(group)
+                shared[group] = Arrived.apply(self._anchor, rows, grads, view.arrived(group))
+            index = torch.from_numpy(view.index(group, lookup, lookup + 1))
+            out[name] = UniqueRows(shared[group], index, features[feature].lengths())
+        return out
+
+
+def _part(features: KeyedJaggedTensor, of: Tensor, feature: str, by_value: bool) -> Tensor:
+    """The part of `lengths` (or, by value, of `weights`) that belongs to one feature."""
+    f, samples = features.place(feature), features.stride()
+    if not by_value:
+        return of[f * samples : (f + 1) * samples]
+    offsets = features.offsets()
+    return of[int(offsets[f * samples]) : int(offsets[(f + 1) * samples])]
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    """torch.cat, but without a copy where the parts already lie one after another."""
+    first = parts[0]
+    at = first.data_ptr()
+    for part in parts:
+        if part.data_ptr() != at or not part.is_contiguous() or part.requires_grad:
+            return torch.cat(parts)
+        at += part.numel() * part.element_size()
+    return first.as_strided((sum(p.numel() for p in parts),), (1,))
+
+
+def collections_in(model: nn.Module) -> list[Collection[TableConfig]]:
+    return [module for module in model.modules() if isinstance(module, Collection)]
+
+
+def attach_collections(
+    collections: Sequence[Collection[Config]], world: World, default_optimizer: SparseOptimizer, seed: int
+) -> SparseStages:
+    """Groups the tables of all collections, makes this worker's shard of them, and tells each collection its places."""
+    groups = group_tables([table for c in collections for table in c.tables], default_optimizer)
+    features: list[list[str]] = [[] for _ in groups]
+    numbers: list[list[int]] = [[] for _ in groups]
+    place = {table.name: (g, n) for g, group in enumerate(groups) for n, table in enumerate(group.tables)}
+    places: list[list[tuple[int, int]]] = []
+    for collection in collections:
+        mine = []
+        for table, feature, _ in collection.lookups:
+            g, number = place[table.name]
+            mine.append((g, len(features[g])))
+            features[g].append(feature)
+            numbers[g].append(number)
+        places.append(mine)
+    lookups = [GroupLookups(g, tuple(f), np.array(n, np.uint16)) for g, f, n in zip(groups, features, numbers)]
+    stages = SparseStages(world, lookups, seed)
+    for collection, mine in zip(collections, places):
+        collection.attach(stages, mine)
+    return stages

@@ -1,0 +1,63 @@
+"""The state of one batch on its way through the stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from nestpipe.data.batch import Batch
+from nestpipe.engine.routing import Routes
+
+
+@dataclass
+class RowBuffer:
+    """An owner's rows of one group for one batch: values, optimizer state and summed gradients, one row per unique key."""
+
+    values: np.ndarray
+    state: np.ndarray
+    grads: np.ndarray
+
+
+@dataclass
+class WindowBuffer:
+    """A requester's rows of one group for one batch: frozen values as they arrive, and the gradients it sums up itself."""
+
+    rows: torch.Tensor
+    grads: torch.Tensor
+
+
+@dataclass
+class Verdict:
+    """What all workers agree on before anything is updated."""
+
+    loss: float
+    finite: bool
+    grad_norm: float
+
+
+@dataclass
+class Flight:
+    """One batch.  Each stage fills in its part; nothing is shared with another batch but the tables and the dense model."""
+
+    number: int
+    micros: list[Batch] = field(default_factory=list)
+    has_data: bool = False
+    routes: Routes | None = None
+    ends: list[np.ndarray] = field(default_factory=list)
+    """Per group, [N, L]: where the occurrences of each micro-batch and lookup end in the window's `inverse`."""
+    buffers: list[RowBuffer] = field(default_factory=list)
+    windows: list[WindowBuffer] = field(default_factory=list)
+    arrived: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    """Per micro-batch and group: row gradients that came from all workers, not yet accumulated."""
+    outputs: list[Any] = field(default_factory=list)
+    """Per micro-batch: what the model returned beside its loss; None where the micro-batch is empty here."""
+    loss_sum: float = 0.0
+    """This worker's part of the global mean loss."""
+    verdict: Verdict | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.routes is not None and self.routes.ended

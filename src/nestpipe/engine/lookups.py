@@ -1,0 +1,44 @@
+"""Which features look into which tables, group by group, and the keys of a batch in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nestpipe.data.batch import Batch
+from nestpipe.keys.window import Window, plan_window
+from nestpipe.tables.group import TableGroup
+
+
+@dataclass(frozen=True)
+class GroupLookups:
+    """The lookups of one group: feature i looks into table number tables[i].  A feature may look into several tables."""
+
+    group: TableGroup
+    features: tuple[str, ...]
+    tables: np.ndarray
+
+    def plan(self, micros: Sequence[Batch], workers: int) -> tuple[Window, np.ndarray]:
+        """The window of these micro-batches, and the [N, L] ends of each lookup's occurrences in its `inverse`."""
+        keys: list[np.ndarray] = []
+        for micro in micros:
+            features = micro.sparse_features
+            values, stride = features.values().numpy(), features.stride()
+            offsets = features.offsets().numpy()
+            for feature in self.features:
+                f = features.place(feature)
+                keys.append(values[offsets[f * stride] : offsets[(f + 1) * stride]])
+        lengths = np.array([len(k) for k in keys], np.int64)
+        ends = np.cumsum(lengths)
+        count = len(self.features)
+        window = plan_window(
+            np.concatenate(keys) if keys else np.empty(0, np.int64),
+            ends,
+            np.tile(self.tables, len(micros)),
+            np.repeat(np.arange(len(micros), dtype=np.int32), count),
+            max(1, len(micros)),
+            workers,
+        )
+        return window, ends.reshape(len(micros), count)

@@ -1,0 +1,133 @@
+"""How keys get from the workers that need them to those that own them, and the index lists that rows follow ever after.
+
+Two messages per batch and pair of workers, whatever the number of tables: a header of fixed size (loss terms, is there data,
+keys per group and micro-batch) and the keys themselves, each with a tag of its table and the micro-batch of its last use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nestpipe.comm.exchange import Exchange
+from nestpipe.keys.dedup import dedup_pairs
+from nestpipe.keys.window import Window, order_by
+
+_TABLE_BITS = 16
+MAX_MICRO_BATCHES = 1 << 15
+
+
+@dataclass(frozen=True)
+class OwnerPlan:
+    """What this worker, as owner, serves for one group in one batch: R unique rows, and who wants which of them when."""
+
+    tables: np.ndarray
+    keys: np.ndarray
+    embed_rows: np.ndarray
+    """Buffer rows in the order they are sent: by (micro-batch of first use, requester)."""
+    embed_ends: np.ndarray
+    """[N, W] ends of each (micro-batch, requester) in embed_rows."""
+    grad_rows: np.ndarray
+    """Buffer rows in the order their gradients arrive: by (micro-batch of last use, requester)."""
+    grad_ends: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """All that `route` found out about a batch."""
+
+    windows: list[Window]
+    """Per group: what this worker needs."""
+    owned: list[OwnerPlan]
+    """Per group: what this worker serves."""
+    terms: float
+    """Loss terms of the whole global batch."""
+    samples: int
+    """Samples of the whole global batch."""
+    ended: bool
+    """No worker had data: the training data has ended."""
+
+
+def route(windows: list[Window], terms: float, samples: int, micros: int, exchange: Exchange) -> Routes:
+    """Exchanges headers, then keys, with all workers.  A worker without data takes part with nothing."""
+    world = exchange.world
+    headers_out = _headers(windows, terms, samples, micros, world.size)
+    headers_in = torch.empty_like(headers_out)
+    exchange.exchange([[h] for h in headers_out], [[h] for h in headers_in])
+    headers_in[world.rank] = headers_out[world.rank]
+    # counts[s, g, m]: keys of group g that worker s needs from this one, first used in m
+    counts = headers_in[:, 2:].reshape(world.size, len(windows), micros).numpy()
+    messages_out = [_message(windows, owner, micros) for owner in range(world.size)]
+    messages_in = [torch.empty(int(_words(counts[s].sum(1)).sum()), dtype=torch.int64) for s in range(world.size)]
+    messages_in[world.rank] = messages_out[world.rank]
+    exchange.exchange([[m] for m in messages_out], [[m] for m in messages_in])
+    owned = [_owner_plan(group, messages_in, counts, micros) for group in range(len(windows))]
+    samples_of = headers_in[:, 1]
+    return Routes(
+        windows,
+        owned,
+        terms=float(headers_in[:, 0].contiguous().view(torch.float64).sum()),
+        samples=int(samples_of.clamp(min=0).sum()),
+        ended=bool((samples_of < 0).all()),
+    )
+
+
+NO_DATA = -1
+"""In place of the number of samples: this worker's data has ended."""
+
+
+def _headers(windows: list[Window], terms: float, samples: int, micros: int, workers: int) -> torch.Tensor:
+    headers = np.empty((workers, 2 + len(windows) * micros), np.int64)
+    headers[:, 0] = np.float64(terms).view(np.int64)
+    headers[:, 1] = samples
+    for g, window in enumerate(windows):
+        counts = np.diff(window.first_ends.reshape(-1), prepend=0).reshape(micros, workers)
+        headers[:, 2 + g * micros : 2 + (g + 1) * micros] = counts.T
+    return torch.from_numpy(headers)
+
+
+def _words(keys: np.ndarray) -> np.ndarray:
+    """int64 words that a message needs for so many keys: one each, and half a one for the tag."""
+    return keys + (keys + 1) // 2
+
+
+def _message(windows: list[Window], owner: int, micros: int) -> torch.Tensor:
+    """Per group: the keys, micro-batch by micro-batch, then their tags."""
+    parts: list[np.ndarray] = []
+    for window in windows:
+        ranges = [window.first_range(m, owner) for m in range(micros)]
+        keys = np.concatenate([window.keys[start:stop] for start, stop in ranges])
+        tags = np.zeros(len(keys) + len(keys) % 2, np.int32)
+        tags[: len(keys)] = np.concatenate([window.tables[start:stop] for start, stop in ranges])
+        last = np.concatenate([window.last[start:stop] for start, stop in ranges])
+        tags[: len(keys)] |= last << _TABLE_BITS
+        parts += [keys, tags.view(np.int64)]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _owner_plan(group: int, messages: list[torch.Tensor], counts: np.ndarray, micros: int) -> OwnerPlan:
+    workers = len(messages)
+    keys: list[np.ndarray] = []
+    tags: list[np.ndarray] = []
+    for s, message in enumerate(messages):
+        per_group = counts[s].sum(1)
+        start = int(_words(per_group[:group]).sum())
+        n = int(per_group[group])
+        words = message.numpy()
+        keys.append(words[start : start + n])
+        tags.append(words[start + n : start + n + (n + 1) // 2].view(np.int32)[:n])
+    tag = np.concatenate(tags)
+    tables = (tag & ((1 << _TABLE_BITS) - 1)).astype(np.uint16)
+    last = tag >> _TABLE_BITS
+    unique_tables, unique_keys, rows = dedup_pairs(tables, np.concatenate(keys))
+    received = counts[:, group, :]
+    requesters = np.repeat(np.arange(workers, dtype=np.int32), received.sum(1))
+    first = np.repeat(np.tile(np.arange(micros, dtype=np.int32), workers), received.reshape(-1))
+    embed_order, embed_ends = order_by(first, requesters, micros, workers)
+    grad_order, grad_ends = order_by(last, requesters, micros, workers)
+    return OwnerPlan(unique_tables, unique_keys, rows[embed_order], embed_ends, rows[grad_order], grad_ends)

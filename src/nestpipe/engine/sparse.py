@@ -1,0 +1,185 @@
+"""What the sparse stages do: route, retrieve, sync, embed, grad, accumulate, update, writeback.
+
+Each method does one stage of one batch.  They hold no state of their own beyond the tables; all of a batch's state is in its
+`Flight`.  Sums run in one fixed order (micro-batch, then worker, then place), so that every schedule adds the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from nestpipe.comm.exchange import Exchange, Traffic
+from nestpipe.comm.world import World
+from nestpipe.data.batch import Batch
+from nestpipe.engine.flight import Flight, RowBuffer, WindowBuffer
+from nestpipe.engine.lookups import GroupLookups
+from nestpipe.engine.routing import NO_DATA, Routes, route
+from nestpipe.keys.window import Window, plan_window
+from nestpipe.tables import kernels
+from nestpipe.tables.store import RowStore
+
+
+class SparseStages:
+    """The sparse side of one worker: its shard of every table group and its talk with the other workers."""
+
+    def __init__(self, world: World, lookups: Sequence[GroupLookups], seed: int) -> None:
+        self.world = world
+        self.lookups = list(lookups)
+        self.groups = [l.group for l in lookups]
+        self.stores = [RowStore(group, seed) for group in self.groups]
+        self.traffic = Traffic()
+        self._route_exchange = Exchange(world, "route", self.traffic)
+        self._row_exchange = Exchange(world, "network", self.traffic)
+
+    def route(self, flight: Flight, micro_batches: int) -> None:
+        """Plans this worker's window and tells the owners; afterwards the flight knows whether the data has ended."""
+        micros = flight.micros if flight.has_data else []
+        windows = []
+        flight.ends = []
+        for lookups in self.lookups:
+            if micros:
+                window, ends = lookups.plan(micros, self.world.size)
+            else:
+                window, ends = _nothing(micro_batches, self.world.size), np.zeros((0, 0), np.int64)
+            windows.append(window)
+            flight.ends.append(ends)
+        samples = sum(len(m) for m in micros) if flight.has_data else NO_DATA
+        terms = sum(m.terms() for m in micros)
+        flight.routes = route(windows, terms, samples, micro_batches, self._route_exchange)
+
+    def retrieve(self, flight: Flight) -> None:
+        """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer."""
+        for store, plan in zip(self.stores, _routes(flight).owned):
+            group = store.group
+            values = np.empty((len(plan), group.dim), group.dtype)
+            state = np.empty((len(plan), group.state_width), group.dtype)
+            store.retrieve(plan.tables, plan.keys, values, state)
+            flight.buffers.append(RowBuffer(values, state, np.empty((0, group.dim), group.dtype)))
+
+    def sync(self, flight: Flight) -> None:
+        """From here to `update` the rows are frozen.  Makes room for rows and gradients of the window."""
+        for buffer, window, group in zip(flight.buffers, _routes(flight).windows, self.groups):
+            buffer.grads = np.zeros_like(buffer.values)
+            dtype = torch.float64 if group.dtype == np.float64 else torch.float32
+            rows = torch.empty((len(window), group.dim), dtype=dtype)
+            flight.windows.append(WindowBuffer(rows, torch.zeros_like(rows)))
+
+    def embed(self, flight: Flight, micro: int) -> None:
+        """Rows first used in `micro`: from the owners' buffers into the requesters' windows."""
+        routes, me = _routes(flight), self.world.rank
+        sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        for buffer, room, plan, window in zip(flight.buffers, flight.windows, routes.owned, routes.windows):
+            for peer in range(self.world.size):
+                start, stop = window.first_range(micro, peer)
+                target = room.rows[start:stop]
+                first, end = _run(plan.embed_ends, micro, peer)
+                if peer != me:
+                    receives[peer].append(target)
+                    target = torch.empty((end - first, buffer.values.shape[1]), dtype=target.dtype)
+                    sends[peer].append(target)
+                kernels.gather(buffer.values, plan.embed_rows[first:end], target.numpy())
+        self._row_exchange.exchange(sends, receives)
+
+    def grad(self, flight: Flight, micro: int) -> None:
+        """Summed gradients of the rows last used in `micro`: from the requesters' windows to the owners."""
+        routes, me = _routes(flight), self.world.rank
+        sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        flight.arrived[micro] = []
+        for room, plan, window in zip(flight.windows, routes.owned, routes.windows):
+            begin, stop = _run(plan.grad_ends, micro, 0)[0], _run(plan.grad_ends, micro, self.world.size - 1)[1]
+            arrived = torch.empty((stop - begin, room.grads.shape[1]), dtype=room.grads.dtype)
+            for peer in range(self.world.size):
+                first, end = _run(plan.grad_ends, micro, peer)
+                target = arrived[first - begin : end - begin]
+                start, last = window.last_range(micro, peer)
+                if peer != me:
+                    receives[peer].append(target)
+                    target = torch.empty((last - start, room.grads.shape[1]), dtype=room.grads.dtype)
+                    sends[peer].append(target)
+                kernels.gather(room.grads.numpy(), window.last_order[start:last], target.numpy())
+            flight.arrived[micro].append(arrived.numpy())
+        self._row_exchange.exchange(sends, receives)
+
+    def accumulate(self, flight: Flight, micro: int) -> None:
+        """Adds the gradients that came with `micro` to the owner's sums, worker after worker."""
+        for buffer, plan, arrived in zip(flight.buffers, _routes(flight).owned, flight.arrived.pop(micro)):
+            begin, stop = _run(plan.grad_ends, micro, 0)[0], _run(plan.grad_ends, micro, self.world.size - 1)[1]
+            kernels.scatter_add(arrived, plan.grad_rows[begin:stop], buffer.grads)
+
+    def sum_of_squares(self, flight: Flight) -> float:
+        """Of this owner's summed gradients; not finite exactly where one of them is not."""
+        return float(sum(kernels.sum_of_squares(buffer.grads) for buffer in flight.buffers))
+
+    def scale(self, flight: Flight, factor: float) -> None:
+        for buffer in flight.buffers:
+            kernels.scale(buffer.grads, np.array([factor], buffer.grads.dtype))
+
+    def update(self, flight: Flight, rate: Callable[[int], float]) -> None:
+        """One optimizer step on every row of the buffer."""
+        for group, buffer in zip(self.groups, flight.buffers):
+            lr = group.optimizer.lr * rate(flight.number)
+            group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, flight.number + 1)
+
+    def writeback(self, flight: Flight) -> None:
+        """The buffer's rows and optimizer state back to the store; new keys get their row here."""
+        for store, buffer, plan in zip(self.stores, flight.buffers, _routes(flight).owned):
+            store.writeback(plan.tables, plan.keys, buffer.values, buffer.state)
+
+    def look_up(self, batch: Batch | None) -> Flight:
+        """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""
+        flight = Flight(-1, [batch] if batch is not None else [], has_data=batch is not None)
+        self.route(flight, 1)
+        if not flight.ended:
+            self.retrieve(flight)
+            self.sync(flight)
+            self.embed(flight, 0)
+        return flight
+
+    def rows_of(self, table: str, keys: np.ndarray) -> torch.Tensor:
+        """Current rows [n, D] of any keys of one table (first values where there is no row).  All workers call it together."""
+        group, number = self.place_of(table)
+        windows = [_nothing(1, self.world.size) for _ in self.groups]
+        windows[group] = plan_window(
+            np.ascontiguousarray(keys, np.int64),
+            np.array([len(keys)]),
+            np.array([number], np.uint16),
+            np.zeros(1, np.int32),
+            1,
+            self.world.size,
+        )
+        flight = Flight(-1, has_data=True)
+        flight.routes = route(windows, 0.0, 0, 1, self._route_exchange)
+        self.retrieve(flight)
+        self.sync(flight)
+        self.embed(flight, 0)
+        return flight.windows[group].rows[torch.from_numpy(windows[group].inverse).long()]
+
+    def place_of(self, table: str) -> tuple[int, int]:
+        """Group and number of a table."""
+        for g, group in enumerate(self.groups):
+            for number, config in enumerate(group.tables):
+                if config.name == table:
+                    return g, number
+        names = ", ".join(t.name for group in self.groups for t in group.tables)
+        raise ValueError(f"no table {table!r} in this model; it has {names}")
+
+
+def _routes(flight: Flight) -> Routes:
+    assert flight.routes is not None, f"batch {flight.number} has not been routed"
+    return flight.routes
+
+
+def _run(ends: np.ndarray, micro: int, peer: int) -> tuple[int, int]:
+    flat, at = ends.reshape(-1), micro * ends.shape[1] + peer
+    return (int(flat[at - 1]) if at else 0), int(flat[at])
+
+
+def _nothing(micros: int, workers: int) -> Window:
+    return plan_window(
+        np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int32), micros, workers
+    )

@@ -1,0 +1,239 @@
+"""`TrainPipeline`: a model, its tables and a schedule, stepped by `progress`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.world import World
+from nestpipe.data.batch import Batch
+from nestpipe.embedding import View, attach_collections, collections_in
+from nestpipe.engine.dense import DenseReplica
+from nestpipe.engine.engine import Engine
+from nestpipe.engine.flight import Flight, Verdict
+from nestpipe.engine.routing import MAX_MICRO_BATCHES
+from nestpipe.schedule import BUILDERS
+from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
+
+Rate = Callable[[int], float]
+
+
+class NotFinite(ArithmeticError):
+    """A loss or gradient was NaN or infinite; nothing of that batch was applied."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step that was taken."""
+
+    batch: int
+    loss: float
+    """Mean over the global batch, the same on every worker."""
+    samples: int
+    """Of the global batch."""
+    grad_norm: float
+    micros: list[Batch]
+    """This worker's micro-batches."""
+    outputs: list[Any]
+    """What the model returned for each of them beside its loss; None where a micro-batch was empty here."""
+
+
+class TrainPipeline:
+    """Trains `model` exactly synchronously on all workers of the launch.
+
+    `model(batch)` returns the mean loss over the batch's samples (over `batch.loss_terms`, where given) and anything else.
+    The pipeline owns `.grad`, the dense optimizer's steps and the tables; the model may be any nn.Module.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dense_optimizer: torch.optim.Optimizer | None = None,
+        sparse_optimizer: SparseOptimizer | None = None,
+        *,
+        schedule: str = "serial",
+        micro_batches: int = 1,
+        seed: int = 0,
+        clip_norm: float | None = None,
+        table_rate: Rate = lambda step: 1.0,
+        dense_rate: Rate | None = None,
+        world: World | None = None,
+    ) -> None:
+        if schedule not in BUILDERS:
+            raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {schedule!r}")
+        if not 1 <= micro_batches < MAX_MICRO_BATCHES:
+            raise ValueError(f"pipeline.micro_batches must be from 1 to {MAX_MICRO_BATCHES - 1}, not {micro_batches}")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, not {clip_norm}")
+        self.model = model
+        self.optimizer = dense_optimizer
+        self.world = world or World.join()
+        self.schedule = schedule
+        self.micro_batches = micro_batches
+        self.clip_norm = clip_norm
+        self.table_rate = table_rate
+        self.dense_rate = dense_rate
+        self._collections = collections_in(model)
+        self.sparse = attach_collections(self._collections, self.world, sparse_optimizer or RowWiseAdagrad(), seed)
+        self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
+        self.dense = DenseReplica(model.parameters(), self._dense_exchange)
+        self._base_rates = [group["lr"] for group in dense_optimizer.param_groups] if dense_optimizer else []
+        self._start_alike()
+        self._source: Iterator[Batch] | None = None
+        self._flights: dict[int, Flight] = {}
+        self.next_batch = 0
+        self.engine = Engine(
+            {
+                "load": self._load,
+                "move": lambda flight, micro: None,
+                "route": lambda flight, micro: self.sparse.route(flight, self.micro_batches),
+                "retrieve": lambda flight, micro: self.sparse.retrieve(flight),
+                "sync": self._sync,
+                "embed": self.sparse.embed,
+                "compute": self._compute,
+                "grad": self.sparse.grad,
+                "accumulate": self.sparse.accumulate,
+                "reduce": lambda flight, micro: self.dense.reduce(),
+                "agree": self._agree,
+                "step": self._step,
+                "update": lambda flight, micro: self.sparse.update(flight, self.table_rate),
+                "writeback": lambda flight, micro: self.sparse.writeback(flight),
+            },
+            self.world.rank,
+        )
+
+    def progress(self, batches: Iterator[Batch]) -> Progress | None:
+        """Takes one step; None once the data of every worker has ended.  Workers with less data join with nothing."""
+        if not hasattr(batches, "__next__"):
+            raise TypeError(f"progress takes an iterator of batches, not {type(batches).__name__}: pass iter(...) of it")
+        self._source = batches
+        number = self.next_batch
+        self.engine.run(BUILDERS[self.schedule](number, self.micro_batches), self._flights)
+        flight = self._flights.pop(number)
+        self.engine.forget(number)
+        if flight.ended:
+            return None
+        self.next_batch += 1
+        assert flight.verdict is not None and flight.routes is not None
+        return Progress(
+            number, flight.verdict.loss, flight.routes.samples, flight.verdict.grad_norm, flight.micros, flight.outputs
+        )
+
+    def evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
+        """This worker's batches with what the model returns for them (beside the loss), nothing trained.
+
+        Workers must all call it and go through to the end; one with less data joins with nothing.
+        """
+        training = self.model.training
+        self.model.eval()
+        try:
+            while True:
+                batch = next(batches, None)
+                flight = self.sparse.look_up(batch)
+                if flight.ended:
+                    return
+                if batch is not None and len(batch):
+                    with torch.no_grad(), self._looking(View(flight, 0, trains=False)):
+                        _, outputs = self.model(batch)
+                    yield batch, outputs
+        finally:
+            self.model.train(training)
+
+    def rows(self, table: str, keys: np.ndarray) -> Tensor:
+        """Current rows [n, D] of any keys of a table, which are not created.  All workers call it together."""
+        return self.sparse.rows_of(table, keys)
+
+    def _start_alike(self) -> None:
+        """Every worker starts from worker 0's dense parameters and buffers."""
+        if self.world.size > 1:
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                dist.broadcast(tensor.data, 0, group=self.world.groups["dense"])
+
+    def _looking(self, view: View) -> _Looking:
+        return _Looking(self, view)
+
+    def _load(self, flight: Flight, micro: int) -> None:
+        assert self._source is not None
+        batch = next(self._source, None)
+        flight.has_data = batch is not None
+        if batch is not None:
+            flight.micros = batch.split(self.micro_batches)
+
+    def _sync(self, flight: Flight, micro: int) -> None:
+        self.sparse.sync(flight)
+        self.dense.clear()
+
+    def _compute(self, flight: Flight, micro: int) -> None:
+        """The model, forward and backward, on one micro-batch; skipped where this worker's is empty."""
+        assert flight.routes is not None
+        batch = flight.micros[micro] if flight.has_data else None
+        if batch is None or len(batch) == 0:
+            flight.outputs.append(None)
+            return
+        with self._looking(View(flight, micro, trains=True)):
+            result = self.model(batch)
+            if not (isinstance(result, tuple) and len(result) == 2 and result[0].numel() == 1):
+                raise TypeError("the model's forward must return (loss, outputs) with a loss of one number")
+            loss, outputs = result
+            share = batch.terms() / flight.routes.terms if flight.routes.terms else 0.0
+            if loss.requires_grad:
+                (loss * share).backward()
+        if share:  # a micro-batch without loss terms has no mean, and its NaN must not count
+            flight.loss_sum += float(loss.detach()) * share
+        flight.outputs.append(outputs)
+
+    def _agree(self, flight: Flight, micro: int) -> None:
+        """All workers learn the loss and the gradient norm, and stop together before anything is updated."""
+        sums = torch.tensor([flight.loss_sum, self.sparse.sum_of_squares(flight)], dtype=torch.float64)
+        mine_finite = bool(torch.isfinite(sums).all())
+        self._dense_exchange.all_reduce(sums)
+        norm = math.sqrt(float(sums[1]) + self.dense.sum_of_squares()) if torch.isfinite(sums[1]) else math.nan
+        flight.verdict = Verdict(float(sums[0]), math.isfinite(float(sums[0])) and math.isfinite(norm), norm)
+        if not flight.verdict.finite:
+            self._refuse(flight, mine_finite)
+        if self.clip_norm is not None and norm > self.clip_norm:
+            factor = self.clip_norm / (norm + 1e-6)
+            self.dense.scale(factor)
+            self.sparse.scale(flight, factor)
+
+    def _refuse(self, flight: Flight, mine_finite: bool) -> None:
+        assert flight.verdict is not None
+        culprit = torch.tensor([self.world.size if mine_finite else self.world.rank])
+        self._dense_exchange.all_reduce(culprit, dist.ReduceOp.MIN)
+        what = "gradient" if math.isfinite(flight.verdict.loss) else "loss"
+        where = f" on rank {int(culprit)}" if int(culprit) < self.world.size else ""
+        raise NotFinite(
+            f"batch {flight.number}: the {what} is not finite{where}; nothing of this batch was applied. "
+            "Lower the learning rate, set train.clip_norm, or look at that batch's data"
+        )
+
+    def _step(self, flight: Flight, micro: int) -> None:
+        if self.optimizer is None:
+            return
+        if self.dense_rate is not None:
+            for group, base in zip(self.optimizer.param_groups, self._base_rates):
+                group["lr"] = base * self.dense_rate(flight.number)
+        self.optimizer.step()
+
+
+class _Looking:
+    """While entered, the model's collections look at one micro-batch."""
+
+    def __init__(self, pipeline: TrainPipeline, view: View) -> None:
+        self._collections, self._view = pipeline._collections, view
+
+    def __enter__(self) -> None:
+        for collection in self._collections:
+            collection.look_at(self._view)
+
+    def __exit__(self, *_: object) -> None:
+        for collection in self._collections:
+            collection.look_at(None)

@@ -1,0 +1,66 @@
+"""What a user says of a table: its name, its dimension, the features that look into it, how it starts and how it learns."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nestpipe.tables.optimizers import SparseOptimizer
+
+DTYPES = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """A dynamic table: keys are any int64, rows appear on first touch.  The base of the two kinds below."""
+
+    name: str
+    embedding_dim: int
+    feature_names: Sequence[str] = field(default_factory=list)
+    dtype: str = "float32"
+    init: str = "uniform"
+    """New rows: "uniform" in [-init_scale, init_scale) or "normal" with that standard deviation."""
+    init_scale: float = 0.01
+    optimizer: SparseOptimizer | None = None
+    """None: the pipeline's `sparse_optimizer`."""
+
+    def __post_init__(self) -> None:
+        where = f"table {self.name!r}"
+        if not self.name:
+            raise ValueError("a table needs a name")
+        if self.embedding_dim < 1:
+            raise ValueError(f"{where}: embedding_dim must be at least 1, not {self.embedding_dim}")
+        if not self.feature_names:
+            raise ValueError(f"{where}: feature_names is empty, so nothing would ever look into it")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{where}: dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.init not in ("uniform", "normal"):
+            raise ValueError(f"{where}: init must be 'uniform' or 'normal', not {self.init!r}")
+        if not (math.isfinite(self.init_scale) and self.init_scale >= 0):
+            raise ValueError(f"{where}: init_scale must be a finite number of at least 0, not {self.init_scale}")
+
+    @property
+    def name_hash(self) -> int:
+        """64 stable bits of the name: what a row's first value depends on, beside the seed and the key."""
+        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig(TableConfig):
+    """A table whose features are looked up id by id (sequences)."""
+
+
+@dataclass(frozen=True)
+class EmbeddingBagConfig(TableConfig):
+    """A table whose features are pooled over the ids of a sample."""
+
+    pooling: str = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pooling not in ("sum", "mean"):
+            raise ValueError(f"table {self.name!r}: pooling must be 'sum' or 'mean', not {self.pooling!r}")

@@ -1,0 +1,53 @@
+"""A table group: the tables of a model that share dimension, dtype and optimizer, stored and moved as one.
+
+A model with 26 tables of one dimension is one group, so every kernel and every message is one, not 26.  Inside a group a row is
+named by (table number, key).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nestpipe.tables.config import DTYPES, TableConfig
+from nestpipe.tables.optimizers import SparseOptimizer
+
+MAX_TABLES = 1 << 15
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables in the order of their numbers.  The same on every worker: it is made from the model alone."""
+
+    tables: tuple[TableConfig, ...]
+    dim: int
+    dtype: np.dtype
+    optimizer: SparseOptimizer
+
+    @property
+    def state_width(self) -> int:
+        return self.optimizer.state_width(self.dim)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dim * self.dtype.itemsize
+
+
+def group_tables(tables: Iterable[TableConfig], default_optimizer: SparseOptimizer) -> list[TableGroup]:
+    """Groups in order of their first table."""
+    groups: dict[tuple[int, str, SparseOptimizer], list[TableConfig]] = {}
+    seen: set[str] = set()
+    for table in tables:
+        if table.name in seen:
+            raise ValueError(f"two tables are named {table.name!r}: list all its features in one feature_names")
+        seen.add(table.name)
+        optimizer = table.optimizer or default_optimizer
+        groups.setdefault((table.embedding_dim, table.dtype, optimizer), []).append(table)
+    made = []
+    for (dim, dtype, optimizer), members in groups.items():
+        if len(members) > MAX_TABLES:
+            raise ValueError(f"{len(members)} tables of dimension {dim} in one model; {MAX_TABLES} is the most")
+        made.append(TableGroup(tuple(members), dim, DTYPES[dtype], optimizer))
+    return made

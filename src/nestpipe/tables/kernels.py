@@ -1,0 +1,133 @@
+"""Numba kernels over rows: first values, gathers, sums and optimizer steps.  All release the GIL.
+
+No kernel may use fastmath: schedules are compared bit for bit, and a reordered sum is another sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+from nestpipe.keys.mixing import mix
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_S11 = np.uint64(11)
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _uniform(bits):  # type: ignore[no-untyped-def]
+    """53 bits as a float in [0, 1)."""
+    return np.float64(bits >> _S11) * (1.0 / 9007199254740992.0)
+
+
+@numba.njit(nogil=True, cache=True)
+def first_values(rows, missing, keys, tables, table_seeds, normal, scales):  # type: ignore[no-untyped-def]
+    """Fills rows[i] for every i in `missing` from (table seed, key) alone.  `normal[t]`, `scales[t]`: table t's law."""
+    dim = rows.shape[1]
+    for j in range(missing.shape[0]):
+        i = missing[j]
+        t = tables[i]
+        base = mix(mix(np.uint64(keys[i])) ^ table_seeds[t])
+        for d in range(dim):
+            u = _uniform(mix(base + np.uint64(2 * d + 1) * _STEP))
+            if normal[t]:
+                v = _uniform(mix(base + np.uint64(2 * d + 2) * _STEP))
+                x = math.sqrt(-2.0 * math.log(1.0 - u)) * math.cos(2.0 * math.pi * v)
+            else:
+                x = 2.0 * u - 1.0
+            rows[i, d] = scales[t] * x
+
+
+@numba.njit(nogil=True, cache=True)
+def gather(source, index, target):  # type: ignore[no-untyped-def]
+    """target[i] = source[index[i]]; rows with a negative index are left alone."""
+    for i in range(index.shape[0]):
+        j = index[i]
+        if j >= 0:
+            for d in range(source.shape[1]):
+                target[i, d] = source[j, d]
+
+
+@numba.njit(nogil=True, cache=True)
+def scatter(source, index, target):  # type: ignore[no-untyped-def]
+    """target[index[i]] = source[i]."""
+    for i in range(index.shape[0]):
+        j = index[i]
+        for d in range(source.shape[1]):
+            target[j, d] = source[i, d]
+
+
+@numba.njit(nogil=True, cache=True)
+def scatter_add(source, index, target):  # type: ignore[no-untyped-def]
+    """target[index[i]] += source[i], in the order of i."""
+    for i in range(index.shape[0]):
+        j = index[i]
+        for d in range(source.shape[1]):
+            target[j, d] += source[i, d]
+
+
+@numba.njit(nogil=True, cache=True)
+def sum_of_squares(grads):  # type: ignore[no-untyped-def]
+    """In float64, row by row; not finite exactly where a gradient is not (float32 squares cannot overflow it)."""
+    total = 0.0
+    for i in range(grads.shape[0]):
+        row = 0.0
+        for d in range(grads.shape[1]):
+            row += np.float64(grads[i, d]) * np.float64(grads[i, d])
+        total += row
+    return total
+
+
+@numba.njit(nogil=True, cache=True)
+def scale(grads, factor):  # type: ignore[no-untyped-def]
+    for i in range(grads.shape[0]):
+        for d in range(grads.shape[1]):
+            grads[i, d] *= factor[0]
+
+
+@numba.njit(nogil=True, cache=True)
+def sgd(values, grads, scalars):  # type: ignore[no-untyped-def]
+    lr = scalars[0]
+    for i in range(values.shape[0]):
+        for d in range(values.shape[1]):
+            values[i, d] -= lr * grads[i, d]
+
+
+@numba.njit(nogil=True, cache=True)
+def rowwise_adagrad(values, state, grads, scalars):  # type: ignore[no-untyped-def]
+    lr, eps = scalars[0], scalars[1]
+    dim = values.shape[1]
+    for i in range(values.shape[0]):
+        total = scalars[0] - scalars[0]
+        for d in range(dim):
+            total += grads[i, d] * grads[i, d]
+        state[i, 0] += total / dim
+        step = lr / (math.sqrt(state[i, 0]) + eps)
+        for d in range(dim):
+            values[i, d] -= step * grads[i, d]
+
+
+@numba.njit(nogil=True, cache=True)
+def adagrad(values, state, grads, scalars):  # type: ignore[no-untyped-def]
+    lr, eps = scalars[0], scalars[1]
+    for i in range(values.shape[0]):
+        for d in range(values.shape[1]):
+            g = grads[i, d]
+            state[i, d] += g * g
+            values[i, d] -= lr * (g / (math.sqrt(state[i, d]) + eps))
+
+
+@numba.njit(nogil=True, cache=True)
+def adam(values, state, grads, scalars):  # type: ignore[no-untyped-def]
+    step_size, keep1, keep2, eps = scalars[0], scalars[1], scalars[2], scalars[3]
+    dim = values.shape[1]
+    for i in range(values.shape[0]):
+        for d in range(dim):
+            g = grads[i, d]
+            m = state[i, d] + (g - state[i, d]) * keep1
+            v = state[i, dim + d] + (g * g - state[i, dim + d]) * keep2
+            state[i, d] = m
+            state[i, dim + d] = v
+            values[i, d] -= step_size * (m / (math.sqrt(v) + eps))

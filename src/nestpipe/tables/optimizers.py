@@ -1,0 +1,105 @@
+"""Sparse optimizers: one step per touched row and batch, on the row's summed gradient, fused in one pass.
+
+Each is a frozen dataclass of its settings with `state_width(dim)` (numbers of state per row) and `apply`, which runs a numba
+kernel over the rows of a buffer.  Rows that a batch does not touch do not change, Adam's moments included ("lazy").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from nestpipe.tables import kernels
+
+
+class SparseOptimizer(Protocol):
+    @property
+    def lr(self) -> float: ...
+
+    def state_width(self, dim: int) -> int: ...
+
+    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
+        """Updates values [R, D] and state [R, S] in place from grads [R, D]; `step` counts from 1; `lr` is this step's."""
+        ...
+
+
+def _positive(optimizer: object, **fields: float) -> None:
+    for name, value in fields.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{type(optimizer).__name__}.{name} must be a finite number of at least 0, not {value}")
+
+
+@dataclass(frozen=True)
+class SGD:
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        _positive(self, lr=self.lr)
+
+    def state_width(self, dim: int) -> int:
+        return 0
+
+    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
+        kernels.sgd(values, grads, np.array([lr], values.dtype))
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad:
+    """One accumulator per row: the mean over the row of the squared gradient, summed over steps (FBGEMM's definition)."""
+
+    lr: float = 0.01
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _positive(self, lr=self.lr, eps=self.eps)
+
+    def state_width(self, dim: int) -> int:
+        return 1
+
+    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
+        kernels.rowwise_adagrad(values, state, grads, np.array([lr, self.eps], values.dtype))
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """As `torch.optim.Adagrad`."""
+
+    lr: float = 0.01
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        _positive(self, lr=self.lr, eps=self.eps)
+
+    def state_width(self, dim: int) -> int:
+        return dim
+
+    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
+        kernels.adagrad(values, state, grads, np.array([lr, self.eps], values.dtype))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """As `torch.optim.SparseAdam`: moments of touched rows only, bias correction by the number of steps taken."""
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _positive(self, lr=self.lr, eps=self.eps)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"Adam.betas must each be in [0, 1), not {self.betas}")
+
+    def state_width(self, dim: int) -> int:
+        return 2 * dim
+
+    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
+        beta1, beta2 = self.betas
+        step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+        kernels.adam(values, state, grads, np.array([step_size, 1 - beta1, 1 - beta2, self.eps], values.dtype))
+
+
+OPTIMIZERS = {"sgd": SGD, "rowwise_adagrad": RowWiseAdagrad, "adagrad": Adagrad, "adam": Adam}

@@ -1,0 +1,106 @@
+"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nestpipe.train.recipe import Recipe
+
+
+class RunError(ValueError):
+    """The run directory cannot be used; the message is one line and says what to do."""
+
+
+class RunDirectory:
+    """One run's files, written by rank 0 alone; on other ranks every method does nothing.
+
+    An existing run is never written to.  `path` should be the same on all ranks: choose it (`default_path`) before the
+    workers start, as the default has the time in it.
+    """
+
+    def __init__(self, recipe: Recipe, path: str | Path | None = None, rank: int = 0) -> None:
+        self.path = default_path(recipe.name) if path is None else Path(path)
+        self._writes = rank == 0
+        if self._writes:
+            with _one_line(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                if any(self.path.iterdir()):
+                    raise FileExistsError
+                # "x" and not "w": of two runs that start in one directory at the same time, one gets it.
+                with (self.path / "recipe.toml").open("x", encoding="utf-8") as file:
+                    file.write(recipe.to_toml())
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl; it is in the file when this returns.  nan and infinity become null."""
+        if self._writes:
+            line = json.dumps(_plain(record), allow_nan=False)
+            path = self.path / "metrics.jsonl"
+            with _one_line(path), path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json whole or not at all, even if the machine stops in between."""
+        if not self._writes:
+            return
+        text = json.dumps(_plain(summary), allow_nan=False, indent=2) + "\n"
+        path, temporary = self.path / "summary.json", self.path / "summary.json.tmp"
+        try:
+            with _one_line(path):
+                with temporary.open("w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+                # The rename itself is on disk only when the directory is.
+                directory = os.open(self.path, os.O_RDONLY)
+                try:
+                    os.fsync(directory)
+                finally:
+                    os.close(directory)
+        except RunError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def default_path(name: str) -> Path:
+    """runs/<name>-<now>, with a number behind it when another run has begun in the same second."""
+    stem = re.sub(r"[^\w.-]+", "-", name) + datetime.now().strftime("-%Y%m%d-%H%M%S")
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return path
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise RunError(f"'{path}' exists already: choose another place with --run, or remove it") from error
+    except OSError as error:
+        raise RunError(f"cannot write '{path}': {error.strerror or error}; choose another place with --run") from error
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: tensors and numpy scalars as numbers, nan and infinity as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # torch and numpy, scalars and arrays alike
+        return _plain(value.tolist())
+    return value

@@ -1,0 +1,277 @@
+"""The sections of a recipe that every run has, and the list of all keys for `nestpipe train --help-recipe`.
+
+The string under a field is its help.  A section checks itself when it is made; the message names the key to change.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from nestpipe.train.rates import Decay, RateSchedule
+
+
+def _at_least(key: str, value: float | None, low: float) -> None:
+    if value is not None and not value >= low:  # not `value < low`, which lets nan through
+        raise ValueError(f"{key} must be at least {low}, not {value}")
+
+
+def _above_zero(key: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{key} must be above 0 and finite, not {value}")
+
+
+def _check_optimizer(name: str, section: TablesSection | DenseSection) -> None:
+    _above_zero(f"{name}.lr", section.lr)
+    _above_zero(f"{name}.eps", section.eps)
+    if not all(0 <= beta < 1 for beta in section.betas):
+        raise ValueError(f"{name}.betas must be from 0 to below 1, not {list(section.betas)}")
+    try:
+        section.rates()
+    except ValueError as error:
+        raise ValueError(f"{name}.{error}") from error
+
+
+@dataclass(frozen=True)
+class TablesSection:
+    """How embedding rows begin and learn."""
+
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
+    """Sparse optimizer; one step for every row that a batch touches."""
+    lr: float = 0.05
+    """Learning rate of the rows."""
+    eps: float | None = None
+    """Added to the denominator; none = the optimizer's own."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's two averages; other optimizers do not look at it."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Number format of rows and their optimizer state."""
+    init: Literal["uniform", "normal"] = "uniform"
+    """Distribution of a new row, drawn from seed, table and key alone."""
+    init_scale: float = 0.01
+    """Half width of `uniform`, standard deviation of `normal`."""
+    warmup_steps: int = 0
+    """Steps until the learning rate is reached."""
+    decay: Decay = "none"
+    """How the learning rate falls after warm-up."""
+    decay_steps: int = 0
+    """Steps from warm-up to `decay_to`; for inverse_sqrt the time scale."""
+    decay_to: float = 0.0
+    """Share of the learning rate at which decay ends."""
+
+    def __post_init__(self) -> None:
+        _check_optimizer("tables", self)
+        _at_least("tables.init_scale", self.init_scale, 0)
+
+    def rates(self) -> RateSchedule:
+        return RateSchedule(self.warmup_steps, self.decay, self.decay_steps, self.decay_to)
+
+
+@dataclass(frozen=True)
+class DenseSection:
+    """How the model's ordinary parameters learn."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
+    """Dense optimizer, from torch.optim."""
+    lr: float = 1e-3
+    """Learning rate of the dense parameters."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """The two averages of adam and adamw; other optimizers do not look at it."""
+    eps: float | None = None
+    """Added to the denominator; none = the optimizer's own."""
+    weight_decay: float = 0.0
+    """Weight decay; decoupled for adamw."""
+    momentum: float = 0.0
+    """Momentum of sgd."""
+    warmup_steps: int = 0
+    """Steps until the learning rate is reached."""
+    decay: Decay = "none"
+    """How the learning rate falls after warm-up."""
+    decay_steps: int = 0
+    """Steps from warm-up to `decay_to`; for inverse_sqrt the time scale."""
+    decay_to: float = 0.0
+    """Share of the learning rate at which decay ends."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Number format of the dense parameters."""
+
+    def __post_init__(self) -> None:
+        _check_optimizer("dense", self)
+        _at_least("dense.weight_decay", self.weight_decay, 0)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"dense.momentum must be from 0 to below 1, not {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"dense.momentum needs dense.optimizer = 'sgd', not '{self.optimizer}'")
+
+    def rates(self) -> RateSchedule:
+        return RateSchedule(self.warmup_steps, self.decay, self.decay_steps, self.decay_to)
+
+
+@dataclass(frozen=True)
+class PipelineSection:
+    """In which order a step's work is done; the result is the same for all."""
+
+    schedule: str = "serial"
+    """Name of the schedule: serial, dbp, fwp, nested."""
+    micro_batches: int = 1
+    """Micro-batches in a batch; rounding depends on it, and on nothing else in this section."""
+
+    def __post_init__(self) -> None:
+        _at_least("pipeline.micro_batches", self.micro_batches, 1)
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """How long and on what to train.  Training ends at `steps` or `epochs`, whichever comes first."""
+
+    batch_size: int = 1024
+    """Samples in a batch of one worker."""
+    steps: int | None = None
+    """Most steps to train; none = as many as the epochs have."""
+    epochs: int | None = 1
+    """Most times through the data; none = until `steps`."""
+    seed: int = 1
+    """Seed of everything that is drawn."""
+    log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
+    clip_norm: float | None = None
+    """Largest norm of the dense gradient; none = as it is."""
+    timeout: float = 300.0
+    """Seconds that a worker waits for the others before it gives up."""
+    threads: int = 1
+    """Torch threads of one worker."""
+    workers: int = 1
+    """Worker processes on this machine; torchrun sets its own."""
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "steps", "epochs", "log_every", "threads", "workers"):
+            _at_least(f"train.{key}", getattr(self, key), 1)
+        _at_least("train.seed", self.seed, 0)
+        _above_zero("train.clip_norm", self.clip_norm)
+        _above_zero("train.timeout", self.timeout)
+        if self.steps is None and self.epochs is None:
+            raise ValueError("train.steps or train.epochs must be given: with both none, training never ends")
+
+
+@dataclass(frozen=True)
+class EvalSection:
+    """When and how to evaluate on held-out samples."""
+
+    every: int | None = None
+    """Steps between evaluations; none = only at the end."""
+    batch_size: int = 2048
+    """Samples in an evaluation batch of one worker."""
+    max_samples: int | None = None
+    """Most samples to evaluate on, over all workers; none = all there are."""
+    top_k: tuple[int, ...] = (10, 50, 200)
+    """Lengths at which hit rate and NDCG are cut."""
+
+    def __post_init__(self) -> None:
+        for key in ("every", "batch_size", "max_samples"):
+            _at_least(f"eval.{key}", getattr(self, key), 1)
+        if not self.top_k or min(self.top_k) < 1 or len(set(self.top_k)) < len(self.top_k):
+            raise ValueError(f"eval.top_k must be different whole numbers from 1 up, not {list(self.top_k)}")
+
+
+SECTIONS: dict[str, type] = {
+    "tables": TablesSection,
+    "dense": DenseSection,
+    "pipeline": PipelineSection,
+    "train": TrainSection,
+    "eval": EvalSection,
+}
+
+
+@dataclass(frozen=True)
+class RecipeKey:
+    """One key of a recipe, in words."""
+
+    key: str
+    type: str
+    default: str
+    help: str
+    kind: str | None = None
+    """The kind of data or model that has this key; None for a key of every recipe."""
+
+
+def describe(data_kinds: Mapping[str, type] = {}, model_kinds: Mapping[str, type] = {}) -> list[RecipeKey]:
+    """All recipe keys with type, default and help, in the order in which a recipe is written."""
+    keys = [RecipeKey("name", wording(str), "the file's name", "Name of the run.")]
+    for section, kinds in (("data", data_kinds), ("model", model_kinds)):
+        choice = f"one of {', '.join(map(show, kinds))}" if kinds else wording(str)
+        keys.append(RecipeKey(f"{section}.kind", choice, "required", f"Which kind of {section}."))
+        for kind, cls in kinds.items():
+            keys += _keys_of(cls, section, kind)
+    for section, cls in SECTIONS.items():
+        keys += _keys_of(cls, section, None)
+    return keys
+
+
+def _keys_of(cls: type, where: str, kind: str | None) -> list[RecipeKey]:
+    hints, helps, keys = get_type_hints(cls), field_help(cls), []
+    for field in fields(cls):
+        if not field.init:
+            continue
+        hint = hints[field.name]
+        if field.default_factory is not MISSING:
+            default = show(field.default_factory())
+        else:
+            default = "required" if field.default is MISSING else show(field.default)
+        inner = [h for h in (hint, *get_args(hint)) if is_dataclass(h) and isinstance(h, type)]
+        if inner:
+            keys += _keys_of(inner[0], f"{where}.{field.name}", kind)
+        else:
+            keys.append(RecipeKey(f"{where}.{field.name}", wording(hint), default, helps.get(field.name, ""), kind))
+    return keys
+
+
+def field_help(cls: type) -> dict[str, str]:
+    """The string literal under each field of a class, bases included; nothing for a class without source."""
+    helps: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for item, below in pairwise(body):
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(below, ast.Expr):
+                text = below.value.value if isinstance(below.value, ast.Constant) else None
+                if isinstance(text, str):
+                    helps[item.target.id] = " ".join(text.split())
+    return helps
+
+
+def show(value: Any) -> str:
+    """A value as a reader of TOML knows it, on one line and not too long."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def wording(hint: Any) -> str:
+    """What a field of this type must be: "a whole number", "a list of numbers", "one of 'a', 'b'"."""
+    singular = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", NoneType: "none"}
+    plural = {int: "whole numbers", float: "numbers", str: "strings"}
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in singular:
+        return singular[hint]
+    if is_dataclass(hint):
+        return "a table"
+    if origin in (Union, UnionType):
+        return " or ".join(wording(arg) for arg in args)
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(show(arg) for arg in args)
+    if origin in (list, tuple):
+        count = f"{len(args)} " if origin is tuple and args[-1] is not ... else ""
+        return f"a list of {count}{plural[args[0]]}" if args[0] in plural else f"a list ({wording(args[0])} each)"
+    if origin is dict:
+        return f"a table ({wording(args[1])} each)"
+    raise TypeError(f"a recipe field cannot have the type {hint}")
