@@ -1,7 +1,8 @@
-"""The workload every system of the benchmark trains on: same samples, same first weights. numpy only, so any environment reads it.
+"""The workload every system of the benchmark trains on: same samples, same first rows.
 
-Everything here is a pure function of the config (a dict, see DEFAULTS) and of (rank, step) or (feature): two processes that ask
-for the same thing get the same bytes, whichever trainer they run.
+Numpy only, so that any environment can read it. Everything here is a pure function of the config (a dict, see DEFAULTS)
+and of (rank, step) or (feature): two processes that ask for the same thing get the same bytes, whichever trainer
+they run.
 """
 
 from functools import lru_cache
@@ -47,7 +48,7 @@ def samples(config: dict, rank: int, step: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def first_rows(config: dict, feature: int) -> np.ndarray:
-    """The table of one feature before the first step: [ids, dim] float32, uniform in +-1/sqrt(ids) as TorchRec starts them."""
+    """The table of one feature before the first step: [ids, dim] float32, uniform in +-1/sqrt(ids) like TorchRec's."""
     rng = np.random.default_rng([config["seed"], _ROWS, feature, 0])
     unit = rng.random((config["ids"], config["dim"]), dtype=np.float32)
     return (2 * unit - 1) * np.float32(config["ids"] ** -0.5)
@@ -55,13 +56,11 @@ def first_rows(config: dict, feature: int) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _world(seed: int, features: int, ids: int, zipf: float, dense_features: int):
-    """What does not change from batch to batch: popularity, which id is how popular, and the truth behind the labels."""
+    """What stays from batch to batch: popularity, which id is how popular, and the truth behind the labels."""
     weight = np.arange(1, ids + 1, dtype=np.float64) ** -zipf
     cdf = np.cumsum(weight)
     cdf /= cdf[-1]  # ends in exactly 1.0 and random() < 1, so searchsorted stays inside
-    permutation = np.stack(
-        [np.random.default_rng([seed, _PERMUTE, f, 0]).permutation(ids) for f in range(features)]
-    )
+    permutation = np.stack([np.random.default_rng([seed, _PERMUTE, f, 0]).permutation(ids) for f in range(features)])
     rng = np.random.default_rng([seed, _PLANT, 0, 0])
     planted = rng.standard_normal((features, ids), dtype=np.float32) * np.float32(features**-0.5)
     slope = rng.standard_normal(dense_features).astype(np.float32) * np.float32(dense_features**-0.5)

@@ -1,14 +1,39 @@
-"""NestPipe: exactly synchronous training of recommendation models with very large embedding tables."""
+"""NestPipe: exactly synchronous training of recommendation models with very large embedding tables.
 
-from nestpipe.comm.world import World
-from nestpipe.data.batch import Batch
-from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from nestpipe.embedding import EmbeddingBagCollection, EmbeddingCollection
-from nestpipe.pipeline import Progress, TrainPipeline
-from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+Names are imported when they are first used, so that `nestpipe --help` need not wait for torch.
+"""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from nestpipe.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from nestpipe.comm.world import World
+    from nestpipe.data.batch import Batch
+    from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from nestpipe.embedding import EmbeddingBagCollection, EmbeddingCollection
+    from nestpipe.pipeline import Progress, TrainPipeline
+    from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
+    from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+
+_HOME = {
+    "SGD": "nestpipe.tables.optimizers",
+    "Adagrad": "nestpipe.tables.optimizers",
+    "Adam": "nestpipe.tables.optimizers",
+    "Batch": "nestpipe.data.batch",
+    "EmbeddingBagCollection": "nestpipe.embedding",
+    "EmbeddingBagConfig": "nestpipe.tables.config",
+    "EmbeddingCollection": "nestpipe.embedding",
+    "EmbeddingConfig": "nestpipe.tables.config",
+    "JaggedTensor": "nestpipe.data.jagged",
+    "KeyedJaggedTensor": "nestpipe.data.jagged",
+    "KeyedTensor": "nestpipe.data.jagged",
+    "Progress": "nestpipe.pipeline",
+    "RowWiseAdagrad": "nestpipe.tables.optimizers",
+    "TrainPipeline": "nestpipe.pipeline",
+    "World": "nestpipe.comm.world",
+}
 
 __all__ = [
     "SGD",
@@ -26,4 +51,11 @@ __all__ = [
     "RowWiseAdagrad",
     "TrainPipeline",
     "World",
+    "__version__",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'nestpipe' has no attribute {name!r}")

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-LANE_GROUPS = ("route", "network", "dense")
+LANE_GROUPS = ("route", "network", "dense", "metrics")
 
 
 @dataclass(frozen=True)

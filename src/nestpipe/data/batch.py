@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,9 +16,9 @@ from nestpipe.data.jagged import KeyedJaggedTensor
 class Batch:
     """B samples.  Every tensor but `sparse_features` has B as its first axis.
 
-    The model's loss is a mean; `loss_terms[b]` says over how many terms sample b contributes to it (1 each when None; the
-    number of predicted positions for a sequence model).  The engine weighs micro-batches and workers by it, so that the loss
-    that is trained is the mean over the whole global batch.
+    The model's loss is a mean; `loss_terms[b]` says over how many terms sample b contributes to it (1 each when None;
+    the number of predicted positions for a sequence model).  The engine weighs micro-batches and workers by it, so that
+    the loss that is trained is the mean over the whole global batch.
     """
 
     sparse_features: KeyedJaggedTensor
@@ -51,7 +52,7 @@ class Batch:
         if parts == 1:
             return [self]
         cuts = [len(self) * part // parts for part in range(parts + 1)]
-        return [self.select(torch.arange(start, stop)) for start, stop in zip(cuts, cuts[1:])]
+        return [self.select(torch.arange(start, stop)) for start, stop in pairwise(cuts)]
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:

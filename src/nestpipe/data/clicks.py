@@ -26,9 +26,9 @@ ID_SHARE, DENSE_SHARE, PRODUCT_SHARE = 0.65, 0.20, 0.15
 class ClicksData:
     """Clicks on ids that follow a power law.  Sample i depends on (seed, split, i) alone; every epoch is the same.
 
-    logit = bias + effects of the ids + effects of the dense features + products of the effects of features 0 and 1, 2 and 3...
-    The products are what a model without interactions cannot learn; they reuse the effects, because factors of their own would
-    take far more samples to find than the effects do.
+    logit = bias + effects of ids + effects of dense features + products of the effects of features 0 and 1, 2 and 3...
+    The products are what a model without interactions cannot learn; they reuse the effects, because factors of their
+    own would take far more samples to find than the effects do.
     """
 
     features: int = 10
@@ -38,7 +38,7 @@ class ClicksData:
     zipf: float = 1.2
     """Exponent of the power law that ids follow; 0 draws all ids alike."""
     hot: int | Sequence[int] = 1
-    """Mean ids in a bag: one number, or one for each feature.  1: always one id; h > 1: 0 to 2h ids, so some bags are empty."""
+    """Mean ids in a bag: one number, or one for each feature.  1: always one id; h > 1: 0 to 2h ids, some bags none."""
     dense: int = 4
     """Dense features."""
     samples: int = 400_000
@@ -73,6 +73,7 @@ class ClicksSource:
         self.extent = data.samples if split == "train" else data.eval_samples
         self.piece = 8 * CHUNK
         self.features = [f"f{f}" for f in range(data.features)]
+        self.dense_features = data.dense
         self.data = data
         self._draw_key = derive(seed, "clicks", "draw", split)
         # The world (which ids exist, what they do) is one and the same for both splits.
@@ -87,14 +88,14 @@ class ClicksSource:
         self._products = min(data.products, data.features // 2)
         shares = np.array([ID_SHARE, DENSE_SHARE * (data.dense > 0), PRODUCT_SHARE * (self._products > 0)])
         spread = data.signal * np.sqrt(shares / shares.sum())
-        # A bag sums the effects of about `hot` ids, as sum pooling does; a smaller effect of each gives the same spread.
+        # A bag sums the effects of about `hot` ids, as sum pooling does; smaller effects give it the same spread.
         self._id_scale = spread[0] / np.sqrt(data.features * self._hot)
         self._product_scale = np.zeros(data.features)
         for k in range(self._products):
             scale = spread[2] / np.sqrt(self._products)
-            self._product_scale[2 * k : 2 * k + 2] = np.sqrt(scale) / self._hot[2 * k : 2 * k + 2] ** 0.5
-        weights = np.random.Generator(np.random.Philox(int(derive(seed, "clicks", "dense")))).choice([-1.0, 1.0], data.dense)
-        self._dense_weights = weights * spread[1] / np.sqrt(max(1, data.dense))
+            self._product_scale[2 * k : 2 * k + 2] = np.sqrt(scale / self._hot[2 * k : 2 * k + 2])
+        signs = [1.0 if derive(seed, "clicks", "dense", d) & np.uint64(1) else -1.0 for d in range(data.dense)]
+        self._dense_weights = np.array(signs) * spread[1] / np.sqrt(max(1, data.dense))
 
     def read(self, start: int, stop: int, epoch: int) -> Iterator[tuple[Batch, np.ndarray]]:
         for at in range(start, stop, CHUNK):
@@ -103,13 +104,12 @@ class ClicksSource:
 
     def _draw(self, start: int, count: int) -> Batch:
         lengths, values, dense, truth, labels = draw_clicks(
-            start, count, self._draw_key, self._feature_keys, self._effect_key, self._ids, self._hot, self.data.zipf,
-            self._id_scale, self._product_scale, self._dense_weights, self.data.bias,
+            start, count, self._draw_key, self._feature_keys, self._effect_key,
+            self._ids, self._hot, float(self.data.zipf),
+            self._id_scale, self._product_scale, self._dense_weights, float(self.data.bias),
         )  # fmt: skip
         return Batch(
-            KeyedJaggedTensor(
-                self.features, torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=count
-            ),
+            KeyedJaggedTensor(self.features, torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=count),
             torch.from_numpy(dense) if self.data.dense else None,
             torch.from_numpy(labels),
             {"truth": torch.from_numpy(truth)},

@@ -1,8 +1,8 @@
 """Random numbers by counter: what is drawn depends on a key and a number alone, never on what was drawn before.
 
 So sample i is the same sample whatever the batch size, the worker or the order of reading.  `mix` is the finalizer of
-splitmix64, and `mix(key + n * STEP)` its n-th number.  numba's cache does not see that a kernel's callee in another file has
-changed: whoever edits the kernels here deletes `__pycache__` of this folder.
+splitmix64, and `mix(key + n * STEP)` its n-th number.  numba's cache does not see that a kernel's callee in another
+file has changed: whoever edits the kernels here deletes `__pycache__` of this folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def power_law_rank(u: float, count: int, exponent: float, span: float) -> int:
         x = np.exp(u * span)
     else:
         x = np.exp(np.log1p(u * span) / (1.0 - exponent))
-    return min(max(np.int64(x) - 1, 0), count - 1)
+    return max(0, min(int(x) - 1, count - 1))
 
 
 @numba.njit(nogil=True, cache=True)

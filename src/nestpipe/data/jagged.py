@@ -1,7 +1,7 @@
 """Jagged tensors: features whose samples have different numbers of ids.  Spellings follow TorchRec.
 
-A `KeyedJaggedTensor` holds F named features of B samples.  `values` runs feature by feature, inside a feature sample by sample;
-`lengths` has F*B entries in the same order.  Nothing here knows of tables or workers.
+A `KeyedJaggedTensor` holds F named features of B samples.  `values` runs feature by feature, inside a feature sample by
+sample; `lengths` has F*B entries in the same order.  Nothing here knows of tables or workers.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class KeyedJaggedTensor:
         self._values = self._values.to(torch.int64)
         if self._values.device.type == "cpu" and int(self._offsets[-1]) != self._values.numel():
             raise ValueError(
-                f"KeyedJaggedTensor lengths add up to {int(self._offsets[-1])}, but there are {self._values.numel()} values"
+                f"KeyedJaggedTensor lengths add up to {int(self._offsets[-1])}, "
+                f"but there are {self._values.numel()} values"
             )
         if self._weights is not None and self._weights.numel() != self._values.numel():
             raise ValueError(
@@ -235,7 +236,7 @@ class KeyedJaggedTensor:
             first.keys(),
             torch.cat(pieces),
             torch.cat(weights) if weights else None,
-            lengths=torch.cat([p._lengths.view(-1, p._stride) for p in parts], dim=1).flatten(),
+            lengths=torch.cat([p._lengths.view(len(first.keys()), p._stride) for p in parts], dim=1).flatten(),
             stride=sum(p._stride for p in parts),
         )
 

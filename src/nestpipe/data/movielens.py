@@ -63,6 +63,7 @@ class RatingSource:
 
     def __init__(self, ratings: Ratings, split: str, seed: int, positive: float, eval_fraction: float) -> None:
         self.features = ["user", "item"]
+        self.dense_features = 0
         self.piece = CHUNK
         self.ratings = ratings
         _, offsets = ratings.by_user()

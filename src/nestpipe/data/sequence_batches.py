@@ -3,12 +3,12 @@
 Every batch has the features
   history    the items i_1 .. i_n a model sees, the latest `max_length` of them;
   target     what follows each of them (train: i_2 .. i_{n+1}; eval: the one item after the last, length 1);
-  negatives  `negatives` uniform draws from the catalogue for each target, target by target (train only; a draw may hit the
-             target itself);
+  negatives  `negatives` uniform draws from the catalogue for each target, target by target (train only; a draw may hit
+             the target itself);
   time       n+1 time stamps, those of the history and that of the last target: numbers, not ids to embed.
 
-Leave-last-out: a user's last item is the target of `eval` and is in no `train` sample.  Users with fewer than three items cannot
-be in both splits and are in neither; their items stay in the catalogue.
+Leave-last-out: a user's last item is the target of `eval` and is in no `train` sample.  Users with fewer than three
+items cannot be in both splits and are in neither; their items stay in the catalogue.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Histories:
 
 
 class SequenceSource:
-    """The sequences of one split.  Train is permuted by (seed, epoch); negatives depend on (seed, epoch, user) alone."""
+    """The sequences of one split.  Train is permuted by (seed, epoch); negatives depend on (seed, epoch, user)."""
 
     features = FEATURES
+    dense_features = 0
 
     def __init__(
         self, histories: Histories, catalogue: np.ndarray, split: str, seed: int, max_length: int, negatives: int
@@ -88,6 +89,4 @@ class SequenceSource:
             FEATURES, torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=len(rows)
         )
         targets = lengths[len(rows) : 2 * len(rows)].astype(np.float32)
-        return Batch(
-            sparse, extras={"user": torch.from_numpy(h.users[rows])}, loss_terms=torch.from_numpy(targets)
-        )
+        return Batch(sparse, extras={"user": torch.from_numpy(h.users[rows])}, loss_terms=torch.from_numpy(targets))

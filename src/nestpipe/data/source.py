@@ -1,8 +1,9 @@
 """Where samples come from, and which of them are whose.
 
-A `Source` is an ordered set of samples addressed by units: a unit is a sample, or a byte of a text file whose samples cannot be
-counted without reading it.  One epoch is the units 0 to `extent`.  `shard` deals them to workers in pieces that are read well
-together, so that no sample is lost or doubled whatever the number of workers, and workers stay close in the data's own order.
+A `Source` is an ordered set of samples addressed by units: a unit is a sample, or a byte of a text file whose samples
+cannot be counted without reading it.  One epoch is the units 0 to `extent`.  `shard` deals them to workers in pieces
+that are read well together, so that no sample is lost or doubled whatever the number of workers, and workers stay close
+in the data's own order.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Source(Protocol):
     """Units that are read well together (a row group, some megabytes of text)."""
     features: list[str]
     """Names of the sparse features, in the order of every batch."""
+    dense_features: int
+    """Columns of every batch's `dense`; 0 where it has none."""
 
     def read(self, start: int, stop: int, epoch: int) -> Iterator[tuple[Batch, np.ndarray]]:
         """The samples that begin in units start..stop of this epoch, in chunks of any size, in order.
@@ -39,8 +42,14 @@ class Source(Protocol):
         ...
 
 
+def split_interval(extent: int, split: str, eval_fraction: float) -> Interval:
+    """The units of a split: eval has the last `eval_fraction` of all (rounded down), train what is before."""
+    cut = extent - int(extent * eval_fraction)
+    return (0, cut) if split == "train" else (cut, extent)
+
+
 def shard(extent: int, piece: int, workers: int, rank: int) -> list[Interval]:
-    """The intervals of units that belong to `rank`: its turn in every round of `workers` pieces; the last round is shared evenly."""
+    """The intervals of `rank`: its turn in every round of `workers` pieces; the last round is shared evenly."""
     if extent <= 0:
         return []
     piece = max(1, min(piece, -(-extent // workers)))

@@ -1,4 +1,4 @@
-"""One worker's batches: its shard of a source cut into batches, read ahead in the background, with a position to resume from."""
+"""One worker's batches: its shard of a source, read ahead in the background, with a position to resume from."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Position:
 
 
 class Stream:
-    """Iterates the batches of one worker.  `position` is that of the batch handed out last, whatever has been read ahead.
+    """Iterates the batches of one worker.  `position` is that of the batch handed out last, whatever was read ahead.
 
-    A batch never spans two epochs; the last one of an epoch may be short.  `epochs=None` goes round for ever.
+    A batch never spans two epochs; the last one of an epoch may be short.  `epochs=None` goes round for ever, unless an
+    epoch has no sample for this worker.  A position is good for the same number of workers.
     """
 
     def __init__(
@@ -74,6 +75,17 @@ class Stream:
         batch, self.position = item
         return batch
 
+    def fraction(self) -> float:
+        """How much of all epochs has been handed out; 0 where the epochs never end."""
+        total = sum(stop - start for start, stop in self.intervals)
+        if not total or not self.epochs:
+            return 0.0
+        at = self.position
+        done = sum(stop - start for start, stop in self.intervals[: at.interval])
+        if at.unit >= 0:
+            done += min(at.unit, self.intervals[at.interval][1]) - self.intervals[at.interval][0]
+        return (at.epoch + done / total) / self.epochs
+
     def close(self) -> None:
         """Stops reading ahead.  Further batches are not handed out."""
         self._closing.set()
@@ -106,7 +118,13 @@ class Stream:
     def _batches(self, at: Position) -> Iterator[tuple[Batch, Position]]:
         epoch = at.epoch
         while self.intervals and (self.epochs is None or epoch < self.epochs):
-            yield from self._epoch(epoch, at if epoch == at.epoch else Position(epoch))
+            start = at if epoch == at.epoch else Position(epoch)
+            some = False
+            for item in self._epoch(epoch, start):
+                some = True
+                yield item
+            if not some and start == Position(epoch):
+                return  # bytes without a line that begins there: going round would find nothing for ever
             epoch += 1
 
     def _epoch(self, epoch: int, at: Position) -> Iterator[tuple[Batch, Position]]:

@@ -64,3 +64,18 @@ class EmbeddingBagConfig(TableConfig):
         super().__post_init__()
         if self.pooling not in ("sum", "mean"):
             raise ValueError(f"table {self.name!r}: pooling must be 'sum' or 'mean', not {self.pooling!r}")
+
+
+@dataclass(frozen=True)
+class TableDefaults:
+    """How all tables of a model start, for models that make their own table configs."""
+
+    dtype: str = "float32"
+    init: str = "uniform"
+    init_scale: float = 0.01
+
+    def bag(self, name: str, dim: int, features: Sequence[str], pooling: str = "sum") -> EmbeddingBagConfig:
+        return EmbeddingBagConfig(name, dim, features, self.dtype, self.init, self.init_scale, pooling=pooling)
+
+    def sequence(self, name: str, dim: int, features: Sequence[str]) -> EmbeddingConfig:
+        return EmbeddingConfig(name, dim, features, self.dtype, self.init, self.init_scale)

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -139,11 +139,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if any(type(choice) is type(value) and choice == value for choice in args):
             return value
-    elif origin in (list, tuple) and isinstance(value, list):
-        items = [args[0]] * len(value) if origin is list or args[-1] is ... else list(args)
+    elif origin in (list, Sequence, tuple) and isinstance(value, list):
+        items = list(args) if origin is tuple and args[-1] is not ... else [args[0]] * len(value)
         if len(items) == len(value):
-            return origin(_convert(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, value)))
-    elif origin is dict and isinstance(value, dict):
+            return (tuple if origin is tuple else list)(_convert(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, value)))
+    elif origin in (dict, Mapping) and isinstance(value, dict):
         return {key: _convert(args[1], v, f"{where}.{key}") for key, v in value.items()}
     elif hint is float:
         if type(value) in (int, float) and value == value:  # nan is not a setting

@@ -9,7 +9,7 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from itertools import pairwise
 from types import NoneType, UnionType
@@ -128,20 +128,20 @@ class PipelineSection:
 
 @dataclass(frozen=True)
 class TrainSection:
-    """How long and on what to train.  Training ends at `steps` or `epochs`, whichever comes first."""
+    """How long and on what to train.  Training ends at `steps` or `epochs`, whichever comes first; one epoch if neither is given."""
 
     batch_size: int = 1024
     """Samples in a batch of one worker."""
     steps: int | None = None
     """Most steps to train; none = as many as the epochs have."""
-    epochs: int | None = 1
-    """Most times through the data; none = until `steps`."""
+    epochs: int | None = None
+    """Most times through the data; none = as many as `steps` need, or 1."""
     seed: int = 1
     """Seed of everything that is drawn."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     clip_norm: float | None = None
-    """Largest norm of the dense gradient; none = as it is."""
+    """Largest norm of all gradients together, dense and tables; none = as they are."""
     timeout: float = 300.0
     """Seconds that a worker waits for the others before it gives up."""
     threads: int = 1
@@ -155,8 +155,6 @@ class TrainSection:
         _at_least("train.seed", self.seed, 0)
         _above_zero("train.clip_norm", self.clip_norm)
         _above_zero("train.timeout", self.timeout)
-        if self.steps is None and self.epochs is None:
-            raise ValueError("train.steps or train.epochs must be given: with both none, training never ends")
 
 
 @dataclass(frozen=True)
@@ -269,9 +267,9 @@ def wording(hint: Any) -> str:
         return " or ".join(wording(arg) for arg in args)
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(show(arg) for arg in args)
-    if origin in (list, tuple):
+    if origin in (list, Sequence, tuple):
         count = f"{len(args)} " if origin is tuple and args[-1] is not ... else ""
         return f"a list of {count}{plural[args[0]]}" if args[0] in plural else f"a list ({wording(args[0])} each)"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return f"a table ({wording(args[1])} each)"
     raise TypeError(f"a recipe field cannot have the type {hint}")

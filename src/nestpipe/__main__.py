@@ -1,0 +1,7 @@
+"""python -m nestpipe"""
+
+import sys
+
+from nestpipe.cli import main
+
+sys.exit(main())

@@ -1,0 +1,205 @@
+"""The command line.  Each command answers bad input with one line that names what to change, and exits non-zero."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+# Heavy imports (torch, numba) stay inside the commands: `nestpipe --help` must answer at once.
+
+RECIPES = Path(__file__).parent / "recipes"
+
+TRAIN_HELP = """\
+Trains a recipe and writes a run directory: the recipe as run, metrics.jsonl, summary.json.
+
+  nestpipe train dlrm                                a shipped recipe, by name
+  nestpipe train my.toml --workers 4                 four local processes
+  nestpipe train dlrm --set model.dim=64 --set tables.lr=0.1
+  torchrun --nnodes 2 --nproc-per-node 8 ... -m nestpipe train my.toml   joins a launch on many machines
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 1 a failure or a check that does not hold, 2 bad input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.command(args, arguments) or 0)
+    except KeyboardInterrupt:
+        _restore_terminal()
+        print("nestpipe: interrupted; all workers were ended", file=sys.stderr)
+        return 130
+    except Exception as error:
+        return _fail(error)
+
+
+def _fail(error: Exception) -> int:
+    """One line for what a user can mend; a traceback for what only we can."""
+    from nestpipe.train import launch
+
+    message, code = _in_one_line(error)
+    if message is None:
+        launch.report_failure(error, f"{type(error).__name__}: {error}{_place(error)}")
+        raise error
+    launch.report_failure(error, message)
+    _restore_terminal()
+    if launch.QUIET not in os.environ or "RANK" not in os.environ:
+        print(f"nestpipe: {message}", file=sys.stderr)
+    return code
+
+
+def _in_one_line(error: Exception) -> tuple[str | None, int]:
+    from nestpipe.comm.errors import PeerLost
+    from nestpipe.pipeline import NotFinite
+    from nestpipe.train.launch import LaunchError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, PeerLost | NotFinite | LaunchError):
+        return text, 1
+    if isinstance(error, ValueError | MemoryError | FileNotFoundError | PermissionError):
+        return text + _place(error), 2
+    if isinstance(error, OSError):
+        return (f"{error.filename}: " if error.filename else "") + (error.strerror or text) + _place(error), 1
+    return None, 1
+
+
+def _place(error: BaseException) -> str:
+    notes = getattr(error, "__notes__", [])
+    return f" ({notes[0]})" if notes else ""
+
+
+def _restore_terminal() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # a worker that was ended may have left the cursor hidden
+        sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    from nestpipe import version
+
+    parser = argparse.ArgumentParser(
+        prog="nestpipe",
+        description="Exactly synchronous training of recommendation models with very large embedding tables.",
+    )
+    parser.add_argument("--version", action="version", version=f"nestpipe {version.VERSION}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    train = commands.add_parser(
+        "train", help="train a recipe", description=TRAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    train.add_argument("recipe", help="a TOML file, or the name of a shipped recipe: " + ", ".join(_shipped()))
+    train.add_argument("--workers", type=int, metavar="N", help="local worker processes (train.workers)")
+    train.add_argument("--schedule", metavar="S", help="how stages overlap (pipeline.schedule)")
+    train.add_argument("--steps", type=int, metavar="N", help="stop after N steps (train.steps)")
+    train.add_argument("--seed", type=int, metavar="N", help="seed of everything that is drawn (train.seed)")
+    train.add_argument("--timeout", type=float, metavar="S", help="seconds a worker waits for another (train.timeout)")
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override any key of the recipe")
+    train.add_argument("--run", metavar="DIR", help="the run directory; default runs/<recipe>-<time>")
+    train.add_argument("--json", metavar="FILE", help="write the summary here too ('-': standard output)")
+    train.add_argument("--port", type=int, metavar="P", help="port on which local workers meet; default any free one")
+    train.add_argument("--quiet", action="store_true", help="no progress line")
+    train.set_defaults(command=_train)
+    recipe = commands.add_parser("recipe", help="list every key that a recipe may have")
+    recipe.add_argument("kind", nargs="?", help="only keys of this section or kind, such as tables or parquet")
+    recipe.set_defaults(command=_recipe)
+    return parser
+
+
+def _shipped() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def _load(args: argparse.Namespace) -> Any:
+    from nestpipe.data.kinds import KINDS as DATA
+    from nestpipe.models.kinds import KINDS as MODELS
+    from nestpipe.train.recipe import load_recipe
+
+    overrides = list(args.set)
+    flags = {"train.workers": args.workers, "pipeline.schedule": args.schedule, "train.steps": args.steps}
+    flags |= {"train.seed": args.seed, "train.timeout": args.timeout}
+    for key, value in flags.items():
+        if value is not None:
+            overrides.append(f"{key}={value}")
+    return load_recipe(args.recipe, overrides, DATA, MODELS, RECIPES)
+
+
+def _train(args: argparse.Namespace, arguments: list[str]) -> int:
+    if "RANK" in os.environ:
+        # A worker of a launch.  Blocked in an exchange it could not run Python's handlers, so signals end it at once.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return _train_here(args)
+    recipe = _load(args)
+    from nestpipe.schedule import BUILDERS
+
+    if recipe.pipeline.schedule not in BUILDERS:
+        raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {recipe.pipeline.schedule!r}")
+    if recipe.train.workers == 1:
+        return _train_here(args)
+    from nestpipe.train.launch import launch
+    from nestpipe.train.rundir import default_path
+
+    run = args.run or str(default_path(recipe.name))
+    launch([*arguments, "--run", run], recipe.train.workers, args.port)
+    return 0
+
+
+def _train_here(args: argparse.Namespace) -> int:
+    from nestpipe.comm.world import World
+    from nestpipe.train.trainer import in_words, train
+
+    recipe = _load(args)
+    world = World.join(recipe.train.timeout)
+    summary = train(recipe, world, args.run, args.quiet)
+    if world.rank == 0:
+        _show(summary, in_words(summary["metrics"]))
+        if args.json == "-":
+            print(json.dumps(summary))
+        elif args.json:
+            Path(args.json).write_text(json.dumps(summary, indent=2) + "\n")
+    world.leave()
+    return 0
+
+
+def _show(summary: dict[str, Any], metrics: str) -> None:
+    console = Console(stderr=True)
+    workers = f"{summary['workers']} worker" + "s" * (summary["workers"] > 1)
+    console.print(
+        f"{summary['recipe']}: {summary['steps']} steps, {summary['samples']:,} samples in {summary['seconds']:.1f} s "
+        f"({summary['samples_per_s']:,.0f} samples/s) on {workers}, {summary['rows']:,} rows on the first",
+        highlight=False,
+        soft_wrap=True,
+    )
+    stages = sorted(summary["stage_ms"].items(), key=lambda item: -item[1])
+    shown = "  ".join(f"{stage} {ms:.1f}" for stage, ms in stages if ms >= 0.05)
+    console.print(f"ms per step: {shown}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]{metrics}[/bold]", highlight=False, soft_wrap=True)
+    console.print(f"run {summary['run']}  digest {summary['digest'][:16]}", highlight=False, soft_wrap=True)
+
+
+def _recipe(args: argparse.Namespace, arguments: list[str]) -> int:
+    from nestpipe.data.kinds import KINDS as DATA
+    from nestpipe.models.kinds import KINDS as MODELS
+    from nestpipe.train.sections import describe
+
+    table = Table(title="Keys of a recipe" + (f" ({args.kind})" if args.kind else ""), box=None, pad_edge=False)
+    for column in ("key", "of kind", "must be", "default", "what it does"):
+        table.add_column(column, overflow="fold")
+    rows = 0
+    for key in describe(DATA, MODELS):
+        if args.kind in (None, key.kind, key.key.split(".")[0]):
+            table.add_row(key.key, key.kind or "", key.type, key.default, key.help)
+            rows += 1
+    if not rows:
+        kinds = ["data", "model", "tables", "dense", "pipeline", "train", "eval", *DATA, *MODELS]
+        raise ValueError(f"no section or kind {args.kind!r}; there are {', '.join(kinds)}")
+    Console().print(table)
+    return 0

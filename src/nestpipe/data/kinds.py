@@ -1,0 +1,18 @@
+"""The kinds of data that a recipe's [data] section can name."""
+
+from __future__ import annotations
+
+from nestpipe.data.clicks import ClicksData
+from nestpipe.data.criteo import CriteoData
+from nestpipe.data.movielens import MovieLensData
+from nestpipe.data.parquet import ParquetData
+from nestpipe.data.sequences import SequencesData
+
+KINDS: dict[str, type] = {
+    "clicks": ClicksData,
+    "sequences": SequencesData,
+    "movielens": MovieLensData,
+    "criteo": CriteoData,
+    "parquet": ParquetData,
+}
+"""Each is a frozen dataclass whose fields are the keys of the section, with `open(split, seed) -> Source`."""

@@ -1,0 +1,80 @@
+"""From a recipe to what it names: model, optimizers, pipeline, streams."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nestpipe.comm.world import World
+from nestpipe.data.source import DataError, Source
+from nestpipe.data.stream import Stream
+from nestpipe.models.kinds import make_model
+from nestpipe.pipeline import TrainPipeline
+from nestpipe.tables.config import TableDefaults
+from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
+from nestpipe.train.recipe import Recipe
+from nestpipe.train.sections import DenseSection, TablesSection
+
+
+def sparse_optimizer(section: TablesSection) -> SparseOptimizer:
+    eps = {} if section.eps is None else {"eps": section.eps}
+    if section.optimizer == "sgd":
+        return SGD(section.lr)
+    if section.optimizer == "adagrad":
+        return Adagrad(section.lr, **eps)
+    if section.optimizer == "adam":
+        return Adam(section.lr, section.betas, **eps)
+    return RowWiseAdagrad(section.lr, **eps)
+
+
+def dense_optimizer(section: DenseSection, model: nn.Module) -> torch.optim.Optimizer | None:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        return None
+    common: dict[str, float] = {"lr": section.lr, "weight_decay": section.weight_decay}
+    eps = {} if section.eps is None else {"eps": section.eps}
+    if section.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=section.momentum, **common)
+    if section.optimizer == "adagrad":
+        return torch.optim.Adagrad(parameters, **common, **eps)
+    # fused: one pass over each parameter instead of ten small operations
+    kind = torch.optim.AdamW if section.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, betas=section.betas, fused=True, **common, **eps)
+
+
+def open_source(recipe: Recipe, split: str, world: World) -> Source:
+    source: Source = recipe.data.open(split, recipe.train.seed)
+    if split == "train" and source.extent < world.size:
+        raise DataError(
+            f"the training data has {source.extent} samples, fewer than the {world.size} workers: "
+            f"use --workers {max(1, source.extent)} or more data"
+        )
+    return source
+
+
+def make_pipeline(recipe: Recipe, source: Source, world: World) -> TrainPipeline:
+    """The model of a recipe, ready to train.  The dense part starts from the seed alone, dropout differs by worker."""
+    torch.manual_seed(recipe.train.seed)
+    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale)
+    model = make_model(recipe.model, source, tables)
+    if recipe.dense.dtype == "float64":
+        model = model.double()
+    torch.manual_seed(recipe.train.seed * 1_000_003 + world.rank)
+    return TrainPipeline(
+        model,
+        dense_optimizer(recipe.dense, model),
+        sparse_optimizer(recipe.tables),
+        schedule=recipe.pipeline.schedule,
+        micro_batches=recipe.pipeline.micro_batches,
+        seed=recipe.train.seed,
+        clip_norm=recipe.train.clip_norm,
+        table_rate=recipe.tables.rates().factor,
+        dense_rate=recipe.dense.rates().factor,
+        world=world,
+    )
+
+
+def train_stream(recipe: Recipe, source: Source, world: World) -> Stream:
+    section = recipe.train
+    epochs = section.epochs if section.epochs or section.steps else 1
+    return Stream(source, section.batch_size, rank=world.rank, workers=world.size, epochs=epochs)

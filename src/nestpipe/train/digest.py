@@ -1,0 +1,62 @@
+"""The digest of a model: SHA-256 over all tables and dense state, the same for any number of workers that hold the same bits.
+
+The byte layout is in docs/digest.md, so that another program can recompute it; a change here is a change there and of VERSION.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nestpipe.engine.walk import walk
+from nestpipe.pipeline import TrainPipeline
+
+VERSION = b"nestpipe-digest-1\0"
+
+
+def digest(pipeline: TrainPipeline) -> str:
+    """In hex, on every worker.  All workers call it together, between two steps."""
+    sha = hashlib.sha256(VERSION)
+    names = sorted((t.name, g) for g, group in enumerate(pipeline.sparse.groups) for t in group.tables)
+    for name, g in names:
+        group = pipeline.sparse.groups[g]
+        sha.update(b"table\0" + name.encode() + b"\0" + group.dtype.name.encode() + b"\0")
+        sha.update(np.array([group.dim, group.state_width], "<u8").tobytes())
+        rows = 0
+        for keys, values, state in walk(pipeline.sparse, name):
+            row = np.dtype([("key", "<i8"), ("values", f"<f{group.dtype.itemsize}", (group.dim,)),
+                            ("state", f"<f{group.dtype.itemsize}", (group.state_width,))])  # fmt: skip
+            packed = np.empty(len(keys), row)
+            packed["key"], packed["values"] = keys, values
+            if group.state_width:
+                packed["state"] = state
+            sha.update(packed.tobytes())
+            rows += len(keys)
+        sha.update(np.array([rows], "<u8").tobytes())
+    for name, tensor in sorted(_dense(pipeline), key=lambda item: item[0]):
+        sha.update(b"dense\0" + name.encode() + b"\0" + str(tensor.dtype).removeprefix("torch.").encode() + b"\0")
+        sha.update(np.array([tensor.dim(), *tensor.shape], "<u8").tobytes())
+        sha.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    # Only worker 0 has seen the rows; the others take its word.
+    result = torch.frombuffer(bytearray(sha.digest()), dtype=torch.uint8)
+    if pipeline.world.size > 1:
+        dist.broadcast(result, 0, group=pipeline.world.groups["metrics"])
+    return result.numpy().tobytes().hex()
+
+
+def _dense(pipeline: TrainPipeline) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers by name, and the dense optimizer's state as `optimizer.<parameter>.<entry>`."""
+    names = {}
+    for name, parameter in pipeline.model.named_parameters():
+        names[parameter] = name
+        yield name, parameter
+    yield from pipeline.model.named_buffers()
+    if pipeline.optimizer is not None:
+        for parameter, state in pipeline.optimizer.state.items():
+            for entry, value in state.items():
+                tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+                yield f"optimizer.{names[parameter]}.{entry}", tensor

@@ -1,0 +1,155 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nestpipe.comm.world import World
+from nestpipe.data.source import DataError
+from nestpipe.models.dlrm import DLRM
+from nestpipe.pipeline import Progress
+from nestpipe.train.build import make_pipeline, open_source, train_stream
+from nestpipe.train.digest import digest
+from nestpipe.train.display import Display
+from nestpipe.train.evaluate import evaluate
+from nestpipe.train.metrics import ClickMetrics
+from nestpipe.train.recipe import Recipe
+from nestpipe.train.rundir import RunDirectory
+
+SETTLING_STEPS = 5
+"""First steps, which compile and fill caches, and are left out of samples/s."""
+
+
+def train(recipe: Recipe, world: World, run: str | Path | None, quiet: bool = False) -> dict[str, Any]:
+    """Trains a recipe on this worker, together with all others; returns the summary, the same on every worker."""
+    torch.set_num_threads(recipe.train.threads)
+    directory = RunDirectory(recipe, run, world.rank)
+    source = open_source(recipe, "train", world)
+    held_out = open_source(recipe, "eval", world)
+    pipeline = make_pipeline(recipe, source, world)
+    stream = train_stream(recipe, source, world)
+    pace = Pace(recipe)
+    metrics: dict[str, float] = {}
+
+    with Display(recipe.name, on=world.rank == 0 and not quiet) as display:
+        while pace.steps != recipe.train.steps and (step := pipeline.progress(stream)):
+            pace.count(step)
+            if pace.steps % recipe.train.log_every == 0:
+                directory.log({"step": pace.steps, **pace.window(world)})
+            if recipe.eval.every and pace.steps % recipe.eval.every == 0:
+                with pace.paused():
+                    metrics = evaluate(pipeline, held_out, recipe.eval)
+                directory.log({"step": pace.steps, "eval": metrics})
+                display.say(f"step {pace.steps}  {in_words(metrics)}")
+            display.show(pace.fraction(stream.fraction()), pace.status())
+        if pace.steps == 0:
+            raise DataError("the training data has no samples")
+        if not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
+            metrics = evaluate(pipeline, held_out, recipe.eval)
+            directory.log({"step": pace.steps, "eval": metrics})
+    stream.close()
+
+    summary = {
+        "recipe": recipe.name,
+        "schedule": recipe.pipeline.schedule,
+        "workers": world.size,
+        "micro_batches": recipe.pipeline.micro_batches,
+        "steps": pace.steps,
+        "samples": pace.samples,
+        "seconds": pace.seconds(),
+        "samples_per_s": pace.samples_per_s(),
+        "loss": pace.mean_loss(),
+        "metrics": metrics,
+        "digest": digest(pipeline),
+        "seed": recipe.train.seed,
+        "rows": sum(len(store) for store in pipeline.sparse.stores),
+        "bytes_sent": pipeline.sparse.traffic.bytes_sent,
+        "stage_ms": {stage: 1e3 * s / pace.steps for stage, s in pipeline.engine.busy.items()},
+        "run": str(directory.path),
+    }
+    directory.write_summary(summary)
+    return summary
+
+
+class Pace:
+    """How far and how fast a run is: counts, the losses and scores since the last log line, time without evaluation."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.total_steps = recipe.train.steps
+        self.steps = 0
+        self.samples = 0
+        self._losses: deque[float] = deque(maxlen=recipe.train.log_every)
+        self._scores = ClickMetrics(logits=True)
+        self._auc: float | None = None
+        self._paused = 0.0
+        self._started = time.perf_counter()
+        self._settled: tuple[float, int] | None = None
+
+    def count(self, step: Progress) -> None:
+        self.steps += 1
+        self.samples += step.samples
+        self._losses.append(step.loss)
+        for batch, outputs in zip(step.micros, step.outputs):
+            if outputs is not None and batch.labels is not None and outputs.shape == batch.labels.shape:
+                self._scores.update(outputs, batch.labels)
+        if self.steps == SETTLING_STEPS:
+            self._settled = self.seconds(), self.samples
+
+    def window(self, world: World) -> dict[str, Any]:
+        """The log line of the steps since the last one; training AUC is that of predictions made before each update."""
+        scores = self._scores.compute(world.groups.get("metrics"))
+        self._scores.reset()
+        line = {"loss": self.mean_loss(), "samples": self.samples, "seconds": self.seconds()}
+        line["samples_per_s"] = self.samples_per_s()
+        if scores["samples"]:
+            self._auc = scores["auc"]
+            line |= {"auc": scores["auc"], "ne": scores["ne"]}
+        return line
+
+    def paused(self) -> _Paused:
+        return _Paused(self)
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started - self._paused
+
+    def samples_per_s(self) -> float:
+        seconds, samples = self._settled if self._settled and self.steps > SETTLING_STEPS else (0.0, 0)
+        return (self.samples - samples) / max(self.seconds() - seconds, 1e-9)
+
+    def mean_loss(self) -> float:
+        return sum(self._losses) / max(1, len(self._losses))
+
+    def fraction(self, of_data: float) -> float:
+        return max(of_data, self.steps / self.total_steps if self.total_steps else 0.0)
+
+    def status(self) -> str:
+        auc = "" if self._auc is None else f"  auc {self._auc:.4f}"
+        return f"step {self.steps}  {self.samples_per_s():,.0f} samples/s  loss {self.mean_loss():.4f}{auc}"
+
+
+class _Paused:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def __enter__(self) -> None:
+        self._at = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._pace._paused += time.perf_counter() - self._at
+
+
+def in_words(metrics: dict[str, float]) -> str:
+    """Held-out metrics in one line."""
+    if "auc" in metrics:
+        text = f"held-out AUC {metrics['auc']:.4f}  NE {metrics['ne']:.4f}  log loss {metrics['log_loss']:.4f}"
+        text += f"  calibration {metrics['calibration']:.3f}"
+        if "bayes_auc" in metrics:
+            way = (metrics["auc"] - 0.5) / (metrics["bayes_auc"] - 0.5)
+            text += f"  Bayes AUC {metrics['bayes_auc']:.4f} ({way:.1%} of the way from 0.5)"
+        return text
+    return "  ".join(f"{k.upper()} {v:.4f}" for k, v in metrics.items() if k != "samples") or "no held-out samples"

@@ -1,0 +1,32 @@
+"""One small data section of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny import SAMPLES, write_criteo, write_parquet, write_ratings
+
+from nestpipe.data.clicks import ClicksData
+from nestpipe.data.criteo import CriteoData
+from nestpipe.data.movielens import MovieLensData
+from nestpipe.data.parquet import ParquetData
+from nestpipe.data.sequences import SequencesData
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One small data section of every kind."""
+    folder = tmp_path_factory.mktemp("kinds")
+    ratings = str(write_ratings(folder / "u.data"))
+    mapped = {"user": "user", "tags": "tags", "city": "city"}
+    return {
+        "clicks": ClicksData(features=3, ids=[50, 9, 1], hot=[1, 3, 1], dense=2, samples=SAMPLES, eval_samples=40),
+        "sequences": SequencesData(users=SAMPLES, items=40, groups=4, max_length=9, mean_length=8, negatives=3),
+        "movielens-clicks": MovieLensData(ratings, task="clicks"),
+        "movielens-sequences": MovieLensData(ratings, max_length=7, negatives=3),
+        "criteo": CriteoData([str(p) for p in write_criteo(folder)]),
+        "parquet": ParquetData(
+            str(write_parquet(folder / "rows")), mapped, label="clicked", dense=["price"], eval_fraction=0.2
+        ),
+    }

@@ -1,0 +1,98 @@
+"""Jagged tensors and batches: selecting, splitting and joining lose nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import samples_of
+
+from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """0 to 3 features of 0 to 6 samples with 0 to 3 ids, with and without the other fields."""
+    features, count = draw(st.integers(1, 3)), draw(st.integers(0, 6))
+    lengths = draw(st.lists(st.integers(0, 3), min_size=features * count, max_size=features * count))
+    ids = st.integers(-(2**63), 2**63 - 1)
+    values = torch.tensor(draw(st.lists(ids, min_size=sum(lengths), max_size=sum(lengths))), dtype=torch.int64)
+    weights = torch.arange(sum(lengths), dtype=torch.float32) if draw(st.booleans()) else None
+    names = [f"f{f}" for f in range(features)]
+    rest = torch.arange(count, dtype=torch.float32)
+    return Batch(
+        KeyedJaggedTensor(names, values, weights, lengths=torch.tensor(lengths, dtype=torch.int64), stride=count),
+        rest[:, None] + torch.arange(2) if draw(st.booleans()) else None,
+        rest if draw(st.booleans()) else None,
+        {"user": torch.arange(count)},
+        rest + 1 if draw(st.booleans()) else None,
+    )
+
+
+def weights_of(batch: Batch) -> list[list[float]] | None:
+    sparse = batch.sparse_features
+    if sparse.weights_or_none() is None:
+        return None
+    per_feature = [torch.split(sparse[f].weights(), sparse[f].lengths().tolist()) for f in sparse.keys()]  # noqa: SIM118
+    return [[w for feature in per_feature for w in feature[b].tolist()] for b in range(len(batch))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.data())
+def test_select_takes_whole_samples(batch: Batch, data: st.DataObject) -> None:
+    """Any samples, in any order and as often as asked for, come with all that belongs to them."""
+    numbers = st.lists(st.integers(0, len(batch) - 1), max_size=8) if len(batch) else st.just([])
+    chosen = data.draw(numbers)
+    taken = batch.select(torch.tensor(chosen, dtype=torch.int64))
+    assert len(taken) == len(chosen)
+    assert samples_of(taken) == [samples_of(batch)[b] for b in chosen]
+    weights = weights_of(batch)
+    assert weights_of(taken) == (None if weights is None else [weights[b] for b in chosen])
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 9))
+def test_split_and_concat_are_inverse(batch: Batch, parts: int) -> None:
+    """Cutting a batch and joining the parts gives it back, also when some parts have no sample."""
+    pieces = batch.split(parts)
+    assert len(pieces) == parts and max(map(len, pieces)) - min(map(len, pieces)) <= 1
+    again = Batch.concat(pieces)
+    assert samples_of(again) == samples_of(batch) and weights_of(again) == weights_of(batch)
+    assert torch.equal(again.sparse_features.values(), batch.sparse_features.values())
+    assert torch.equal(again.sparse_features.lengths(), batch.sparse_features.lengths())
+    assert sum(piece.terms() for piece in pieces) == batch.terms()
+
+
+@settings(max_examples=30, deadline=None)
+@given(batches())
+def test_a_keyed_jagged_tensor_is_its_features(batch: Batch) -> None:
+    """Taking the features apart and putting them together gives the same tensor."""
+    sparse = batch.sparse_features
+    again = KeyedJaggedTensor.from_jt_dict(sparse.to_dict())
+    assert again.keys() == sparse.keys() and torch.equal(again.values(), sparse.values())
+    assert torch.equal(again.lengths(), sparse.lengths()) and torch.equal(again.offsets(), sparse.offsets())
+
+
+def test_padding_cuts_and_fills() -> None:
+    """Samples are left-aligned, cut at the desired length and filled up with the padding value."""
+    jagged = JaggedTensor(torch.arange(6), lengths=torch.tensor([3, 0, 1, 2]))
+    assert jagged.to_padded_dense(2, -1).tolist() == [[0, 1], [-1, -1], [3, -1], [4, 5]]
+    assert jagged.to_padded_dense().tolist() == [[0, 1, 2], [0, 0, 0], [3, 0, 0], [4, 5, 0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([1])), "add up to 1, but there are 3"),
+        (lambda: KeyedJaggedTensor(["a", "a"], torch.arange(2), lengths=torch.ones(2)), "a feature twice"),
+        (lambda: KeyedJaggedTensor(["a"], torch.rand(1), lengths=torch.ones(1)), "must be int64"),
+        (lambda: KeyedJaggedTensor(["a"], torch.arange(3)), "needs lengths or offsets"),
+        (lambda: KeyedJaggedTensor(["a"], torch.arange(1), torch.rand(2), lengths=torch.ones(1)), "per-sample weights"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(make: object, message: str) -> None:
+    """A tensor whose parts contradict each other is an error that says which."""
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]

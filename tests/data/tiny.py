@@ -1,0 +1,76 @@
+"""Tiny data of every kind, and what makes two batches, or two samples, the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nestpipe.data.batch import Batch
+
+KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "criteo", "parquet"]
+SAMPLES = 137
+
+
+def samples_of(batch: Batch) -> list[bytes]:
+    """Everything that belongs to each sample, as bytes."""
+    parts: list[list[bytes]] = [[] for _ in range(len(batch))]
+    for key in batch.sparse_features.keys():  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
+        jagged = batch.sparse_features[key]
+        for part, values in zip(parts, jagged.to_dense(), strict=True):
+            part.append(values.numpy().tobytes() + b"|")
+    for tensor in [batch.dense, batch.labels, batch.loss_terms, *batch.extras.values()]:
+        if tensor is not None:
+            for part, row in zip(parts, tensor, strict=True):
+                part.append(row.numpy().tobytes() + b"|")
+    return [b"".join(part) for part in parts]
+
+
+def criteo_line(rng: np.random.Generator) -> str:
+    integers = ["" if rng.random() < 0.2 else str(rng.integers(-3, 1000)) for _ in range(13)]
+    ids = ["" if rng.random() < 0.2 else f"{rng.integers(0, 2**32):08x}" for _ in range(26)]
+    return "\t".join([str(rng.integers(0, 2)), *integers, *ids])
+
+
+def write_criteo(folder: Path) -> list[Path]:
+    """Two files of SAMPLES lines; the first does not end with a newline."""
+    rng = np.random.default_rng(1)
+    lines = [criteo_line(rng) for _ in range(SAMPLES)]
+    files = [folder / "day_0", folder / "day_1"]
+    files[0].write_text("\n".join(lines[:50]))
+    files[1].write_text("\n".join(lines[50:]) + "\n")
+    return files
+
+
+def write_parquet(folder: Path) -> Path:
+    """Three files, one of no rows, with several row groups of uneven size."""
+    rng = np.random.default_rng(2)
+    lists = [None if rng.random() < 0.1 else rng.integers(-5, 5, rng.integers(0, 4)).tolist() for _ in range(SAMPLES)]
+    table = pa.table(
+        {
+            "user": pa.array(rng.integers(0, 1 << 60, SAMPLES)),
+            "tags": pa.array(lists, pa.list_(pa.int32())),
+            "city": pa.array([None if rng.random() < 0.1 else f"city {rng.integers(0, 9)}" for _ in range(SAMPLES)]),
+            "price": pa.array(rng.normal(size=SAMPLES)),
+            "clicked": pa.array(rng.integers(0, 2, SAMPLES), pa.int8()),
+        }
+    )
+    folder.mkdir()
+    pq.write_table(table[:60], folder / "a.parquet", row_group_size=17)
+    pq.write_table(table[60:60], folder / "b.parquet")
+    pq.write_table(table[60:], folder / "c.parquet", row_group_size=30)
+    return folder
+
+
+def write_ratings(path: Path) -> Path:
+    """u.data of SAMPLES users with 3 to 20 ratings, many in the same second."""
+    rng = np.random.default_rng(3)
+    rows = [
+        f"{user}\t{rng.integers(1, 60)}\t{rng.integers(1, 6)}\t{rng.integers(10, 15)}"
+        for user in range(1, SAMPLES + 1)
+        for _ in range(rng.integers(3, 20))
+    ]
+    path.write_text("\n".join(np.array(rows)[rng.permutation(len(rows))].tolist()) + "\n")
+    return path
