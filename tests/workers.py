@@ -52,7 +52,11 @@ def _serve(rank: int, size: int, meeting_point: str, timeout: float, pipe: Conne
     try:
         if size > 1:
             dist.init_process_group(
-                "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+                "gloo",
+                init_method=f"file://{meeting_point}",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout),
             )
             world = World.join(timeout)
         while True:
@@ -176,7 +180,9 @@ def run(workers: int, function: Callable[..., Any], *args: Any, deadline: float 
     return results
 
 
-def run_once(workers: int, function: Callable[..., Any], *args: Any, timeout: float, deadline: float = 30.0) -> list[Any]:
+def run_once(
+    workers: int, function: Callable[..., Any], *args: Any, timeout: float, deadline: float = 30.0
+) -> list[Any]:
     """As `run`, on a group of its own with a short `timeout`, for jobs in which workers die or stall."""
     group = Group(workers, timeout=max(timeout, 10.0))
     try:

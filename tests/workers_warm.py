@@ -13,6 +13,7 @@ for _name in samples.MODELS:
     for _dtype in ("float32", "float64"):
         for _optimizer in (nestpipe.SGD(), nestpipe.RowWiseAdagrad(), nestpipe.Adagrad(), nestpipe.Adam()):
             _model = samples.model(_name, _dtype)
-            _pipeline = TrainPipeline(_model, None, _optimizer, micro_batches=2, world=nestpipe.World.single())
+            _dense = torch.optim.Adam(_model.parameters())  # the first optimizer imports half of torch
+            _pipeline = TrainPipeline(_model, _dense, _optimizer, micro_batches=2, world=nestpipe.World.single())
             _pipeline.progress(iter([samples.batch(_name, samples.drawn(_name, 1)[0], _dtype)]))
             _pipeline.rows(samples.tables(_name)[0], np.arange(3))

@@ -76,8 +76,8 @@ class Batch(Pipelineable):
 def batches(config: dict, rank: int):
     """Endless batches out of a pool made here and now.
 
-    The KeyedJaggedTensor is new each time, so that none comes with the lengths and offsets TorchRec computed and kept the
-    last time round: a real reader would not bring them either.
+    The KeyedJaggedTensor is new each time, so that none comes with the lengths and offsets TorchRec computed and
+    kept the last time round: a real reader would not bring them either.
     """
     names = [f"f{f}" for f in range(config["features"])]
     lengths = torch.ones(config["features"] * config["batch"], dtype=torch.int32)
@@ -148,9 +148,10 @@ def fill_rows(config: dict, feature: int, table: torch.Tensor) -> torch.Tensor:
 def shard(config: dict) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """Tables table-wise in blocks (0..12 on worker 0, 13..25 on worker 1), the dense part replicated by DDP.
 
-    The plan is written out, not searched: tables are all alike, so blocks are balanced, and with blocks in feature order
-    the output columns are already in feature order, with no permute on TorchRec's side of the comparison. The kernel has
-    to be named: left alone, TorchRec picks `dense` on a CPU, which leaves the tables out of the fused row-wise Adagrad.
+    The plan is written out, not searched: tables are all alike, so blocks are balanced, and with blocks in feature
+    order the output columns are already in feature order, with no permute on TorchRec's side of the comparison. The
+    kernel has to be named: a hand-made plan with the optimizer in `fused_params` defaults to `dense`, which leaves
+    the tables out of the fused row-wise Adagrad.
     """
     workers, features = dist.get_world_size(), config["features"]
     sharder = EmbeddingBagCollectionSharder(
@@ -207,11 +208,11 @@ def cut_all_to_all(piece_bytes: int, checked_calls: int = 100) -> None:
     gloo moves a large all-to-all half-duplex over a shaped link; small ones in flight together use both directions. Our
     own exchange is cut this way, so a comparison with TorchRec is owed this variant, too.
 
-    Each piece goes from every worker to the one `shift` further on, so it is one slice of input and output and nothing is
-    packed or copied. All workers have to make the same number of calls. Each derives it from its own largest split, sent or
-    received. That is the same on all as long as batches are equal and features one-hot: in each exchange a worker has one
-    split per table owner, in proportion to the owner's tables, and the largest owner's counts. The first calls check it
-    on a group of their own.
+    Each piece goes from every worker to the one `shift` further on, so it is one slice of input and output and
+    nothing is packed or copied. All workers have to make the same number of calls. Each derives it from its own
+    largest split, sent or received. That is the same on all as long as batches are equal and features one-hot: in
+    each exchange a worker has one split per table owner, in proportion to the owner's tables, and the largest
+    owner's counts. The first calls check it on a group of their own.
     """
     whole, rank, workers = dist.all_to_all_single, dist.get_rank(), dist.get_world_size()
     side = dist.new_group(backend="gloo")
@@ -266,8 +267,9 @@ def train(config: dict) -> dict:
         last = now
     window_s, cpu_s = last - start, time.process_time() - cpu
 
-    # Train what the pipeline has already read, untimed, so that nobody leaves with an all-to-all in flight. One run of
-    # some 40 aborted on its way out before this was here, none of some 40 since; whether this was the cause is not known.
+    # Train what the pipeline has already read, untimed, so that nobody leaves with an all-to-all in flight. One run
+    # of some 40 aborted on its way out before this was here, none of some 40 since; whether this was the cause is
+    # not known.
     nothing = iter(())
     with contextlib.suppress(StopIteration):
         while True:

@@ -60,10 +60,11 @@ def _fail(error: Exception) -> int:
 def _in_one_line(error: Exception) -> tuple[str | None, int]:
     from nestpipe.comm.errors import PeerLost
     from nestpipe.pipeline import NotFinite
+    from nestpipe.lab.ladder import BenchError
     from nestpipe.train.launch import LaunchError
 
     text = " ".join(str(error).split())
-    if isinstance(error, PeerLost | NotFinite | LaunchError):
+    if isinstance(error, PeerLost | NotFinite | LaunchError | BenchError):
         return text, 1
     if isinstance(error, ValueError | MemoryError | FileNotFoundError | PermissionError):
         return text + _place(error), 2
@@ -107,6 +108,17 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--port", type=int, metavar="P", help="port on which local workers meet; default any free one")
     train.add_argument("--quiet", action="store_true", help="no progress line")
     train.set_defaults(command=_train)
+    bench = commands.add_parser(
+        "bench",
+        help="measure the rungs of a ladder side by side",
+        description="Runs every rung of a ladder (a TOML file in bench/) several times, interleaved, and compares the slowest "
+        "worker's step time: median, spread, and the ratio to each peer.",
+    )
+    bench.add_argument("ladder", help="such as dlrm")
+    bench.add_argument("--peers", action="append", default=[], metavar="P", help="peers to measure beside: torchrec")
+    bench.add_argument("--repeats", type=int, metavar="N", help="interleaved repeats; default what the ladder says")
+    bench.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
+    bench.set_defaults(command=_bench)
     recipe = commands.add_parser("recipe", help="list every key that a recipe may have")
     recipe.add_argument("kind", nargs="?", help="only keys of this section or kind, such as tables or parquet")
     recipe.set_defaults(command=_recipe)
@@ -161,10 +173,7 @@ def _train_here(args: argparse.Namespace) -> int:
     summary = train(recipe, world, args.run, args.quiet)
     if world.rank == 0:
         _show(summary, in_words(summary["metrics"]))
-        if args.json == "-":
-            print(json.dumps(summary))
-        elif args.json:
-            Path(args.json).write_text(json.dumps(summary, indent=2) + "\n")
+        _write_json(args.json, summary)
     world.leave()
     return 0
 
@@ -183,6 +192,38 @@ def _show(summary: dict[str, Any], metrics: str) -> None:
     console.print(f"ms per step: {shown}", highlight=False, soft_wrap=True)
     console.print(f"[bold]{metrics}[/bold]", highlight=False, soft_wrap=True)
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}", highlight=False, soft_wrap=True)
+
+
+def _write_json(place: str | None, what: dict[str, Any]) -> None:
+    if place == "-":
+        print(json.dumps(what))
+    elif place:
+        Path(place).write_text(json.dumps(what, indent=2) + "\n")
+
+
+def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
+    from nestpipe.lab.ladder import load_ladder, run_ladder
+    from nestpipe.train.display import Display
+
+    ladder = load_ladder(args.ladder)
+    repeats = args.repeats if args.repeats is not None else ladder.repeats
+    if repeats < 1:
+        raise ValueError(f"--repeats must be at least 1, not {repeats}")
+    with Display(args.ladder) as display:
+        result = run_ladder(ladder, args.peers, repeats, display.show)
+    rungs = result["rungs"]
+    peers = [rung for rung in rungs if rung["peer"]]
+    table = Table(title=f"{ladder.title}; {ladder.workers} workers, {repeats} repeats", title_justify="left")
+    for column in ("rung", "ms/step", "least - most", "CPU ms", "samples/s", *(f"x {p['name']}" for p in peers)):
+        table.add_column(column, justify="left" if column == "rung" else "right")
+    for rung in rungs:
+        spread = f"{min(rung['step_ms_all']):.1f} - {max(rung['step_ms_all']):.1f}"
+        ratios = [f"{peer['step_ms'] / rung['step_ms']:.2f}" for peer in peers]
+        row = [f"{rung['step_ms']:.1f}", spread, f"{rung['cpu_ms']:.1f}", f"{rung['samples_per_s']:,.0f}"]
+        table.add_row(rung["name"], *row, *ratios)
+    Console().print(table)
+    _write_json(args.json, result)
+    return 0
 
 
 def _recipe(args: argparse.Namespace, arguments: list[str]) -> int:

@@ -138,7 +138,9 @@ class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
             else:
                 weights.append(_join([_part(features, given, self.lookups[i][1], True) for i in mine]))
         if len({bags.rows.dtype for bags in groups}) > 1:
-            raise ValueError("the tables of one EmbeddingBagCollection must have one dtype: use one collection per dtype")
+            raise ValueError(
+                "the tables of one EmbeddingBagCollection must have one dtype: use one collection per dtype"
+            )
         given_weights = [w for w in weights if w is not None]
         values = Pooled.apply(self._anchor, weights, groups, (samples, int(starts[-1])), *given_weights)
         return KeyedTensor([name for _, _, name in self.lookups], dims, values)

@@ -113,7 +113,9 @@ class TrainPipeline:
     def progress(self, batches: Iterator[Batch]) -> Progress | None:
         """Takes one step; None once the data of every worker has ended.  Workers with less data join with nothing."""
         if not hasattr(batches, "__next__"):
-            raise TypeError(f"progress takes an iterator of batches, not {type(batches).__name__}: pass iter(...) of it")
+            raise TypeError(
+                f"progress takes an iterator of batches, not {type(batches).__name__}: pass iter(...) of it"
+            )
         self._source = batches
         number = self.next_batch
         self.engine.run(BUILDERS[self.schedule](number, self.micro_batches), self._flights)

@@ -59,7 +59,12 @@ class Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weights: list[Tensor | None], groups: list[Bags], shape: tuple[int, int], *given: Tensor
+        ctx: Any,
+        anchor: Tensor,
+        weights: list[Tensor | None],
+        groups: list[Bags],
+        shape: tuple[int, int],
+        *given: Tensor,
     ) -> Tensor:
         ctx.groups, ctx.weights, ctx.given = groups, weights, given
         dtype = groups[0].rows.dtype if groups else torch.float32

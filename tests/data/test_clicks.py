@@ -108,24 +108,24 @@ def test_no_signal_leaves_nothing_to_learn() -> None:
 
 
 def test_the_signal_can_be_learned() -> None:
-    """A plain logistic regression on 100,000 samples comes most of the way to the Bayes AUC (and not beyond)."""
-    data = ClicksData(features=4, ids=200, products=1, samples=100_000, eval_samples=10_000)
+    """A plain logistic regression on 40,000 samples comes most of the way to the Bayes AUC (and not beyond)."""
+    data = ClicksData(features=4, ids=100, products=1, samples=40_000, eval_samples=10_000)
     train, held_out = all_of(data), all_of(data, "eval")
-    keys = train.sparse_features.values().unique()
-    weight = torch.zeros(keys.numel() + 1, requires_grad=True)
+    keys, rows = train.sparse_features.values().unique(return_inverse=True)
+    weight = torch.zeros(keys.numel(), requires_grad=True)
     slope = torch.zeros(4, requires_grad=True)
 
-    def logits(batch: Any) -> torch.Tensor:
-        rows = torch.searchsorted(keys, batch.sparse_features.values()).clamp(max=keys.numel() - 1)
+    def logits(batch: Any, rows: torch.Tensor) -> torch.Tensor:
         return weight[rows].view(4, -1).sum(0) + batch.dense @ slope
 
     optimizer = torch.optim.Adam([weight, slope], lr=0.1)
-    for _ in range(40):
+    for _ in range(30):
         optimizer.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(logits(train), train.labels).backward()
+        torch.nn.functional.binary_cross_entropy_with_logits(logits(train, rows), train.labels).backward()
         optimizer.step()
     bayes = data.open("eval", 0).bayes_auc()
-    reached = auc(logits(held_out).detach().numpy(), held_out.labels.numpy())
+    unseen = torch.searchsorted(keys, held_out.sparse_features.values()).clamp(max=keys.numel() - 1)
+    reached = auc(logits(held_out, unseen).detach().numpy(), held_out.labels.numpy())
     assert 0.85 < (reached - 0.5) / (bayes - 0.5) < 1.01
 
 

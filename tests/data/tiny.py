@@ -16,16 +16,15 @@ SAMPLES = 137
 
 def samples_of(batch: Batch) -> list[bytes]:
     """Everything that belongs to each sample, as bytes."""
-    parts: list[list[bytes]] = [[] for _ in range(len(batch))]
-    for key in batch.sparse_features.keys():  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
-        jagged = batch.sparse_features[key]
-        for part, values in zip(parts, jagged.to_dense(), strict=True):
-            part.append(values.numpy().tobytes() + b"|")
-    for tensor in [batch.dense, batch.labels, batch.loss_terms, *batch.extras.values()]:
-        if tensor is not None:
-            for part, row in zip(parts, tensor, strict=True):
-                part.append(row.numpy().tobytes() + b"|")
-    return [b"".join(part) for part in parts]
+    features, count = batch.sparse_features, len(batch)
+    values, offsets = features.values().numpy(), features.offsets().tolist()
+    tensors = [batch.dense, batch.labels, batch.loss_terms, *batch.extras.values()]
+    rows = [tensor.numpy() for tensor in tensors if tensor is not None]
+    spans = [range(b, count * len(features.keys()), count) for b in range(count)]
+    return [
+        b"|".join([values[offsets[i] : offsets[i + 1]].tobytes() for i in span] + [row[b].tobytes() for row in rows])
+        for b, span in enumerate(spans)
+    ]
 
 
 def criteo_line(rng: np.random.Generator) -> str:

@@ -51,7 +51,9 @@ def _to_first(exchange: Exchange, mine: Rows) -> Rows | None:
     incoming = [[counts[peer]] if first and peer else [] for peer in range(world.size)]
     exchange.exchange(outgoing, incoming)
     if not first:
-        exchange.exchange([[torch.from_numpy(part) for part in mine] if peer == 0 else [] for peer in range(world.size)], none)
+        exchange.exchange(
+            [[torch.from_numpy(part) for part in mine] if peer == 0 else [] for peer in range(world.size)], none
+        )
         return None
     parts: list[Rows] = [mine]
     for peer in range(1, world.size):

@@ -110,9 +110,7 @@ class HSTU(nn.Module):
         if target.numel() != queries.shape[0]:
             raise ValueError("HSTU trains on one target per history position; 'target' and 'history' differ in length")
         unit = functional.normalize(rows, dim=1, eps=1e-6)
-        loss = sampled_softmax_loss(
-            queries, unit, target, negatives.view(target.numel(), -1), self.config.temperature
-        )
+        loss = sampled_softmax_loss(queries, unit, target, negatives.view(target.numel(), -1), self.config.temperature)
         return loss, last
 
     def encode(self, history: JaggedTensor, time: JaggedTensor, sample: Tensor, place: Tensor) -> Tensor:
@@ -130,4 +128,3 @@ class HSTU(nn.Module):
         for block in self.blocks:
             x = block(x, bucket, lengths, causal)
         return x
-

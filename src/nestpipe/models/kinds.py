@@ -19,10 +19,14 @@ def make_model(config: object, source: Source, tables: TableDefaults) -> nn.Modu
     sequences = hasattr(source, "catalogue")
     if isinstance(config, HSTUConfig):
         if not sequences:
-            raise ValueError("model.kind 'hstu' needs sequences: data.kind 'sequences', or 'movielens' with data.task 'sequences'")
+            raise ValueError(
+                "model.kind 'hstu' needs sequences: data.kind 'sequences', or 'movielens' with data.task 'sequences'"
+            )
         return HSTU(config, tables)
     if sequences:
-        raise ValueError("sequences need model.kind 'hstu'; for other models choose a data.kind (or data.task) of clicks")
+        raise ValueError(
+            "sequences need model.kind 'hstu'; for other models choose a data.kind (or data.task) of clicks"
+        )
     if isinstance(config, DLRMConfig):
         return DLRM(config, source.features, source.dense_features, tables)
     assert isinstance(config, TimedConfig), config

@@ -72,7 +72,9 @@ def indexed_dots(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     return result
 
 
-def sampled_softmax_loss(queries: Tensor, rows: Tensor, target: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+def sampled_softmax_loss(
+    queries: Tensor, rows: Tensor, target: Tensor, negatives: Tensor, temperature: float
+) -> Tensor:
     """Mean over positions of -log p(target | target and negatives).  A negative equal to its target does not count."""
     index = torch.cat([target[:, None], negatives], dim=1)
     logits = indexed_dots(queries, rows, index) / temperature

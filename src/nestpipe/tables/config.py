@@ -11,7 +11,7 @@ import numpy as np
 
 from nestpipe.tables.optimizers import SparseOptimizer
 
-DTYPES = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
+DTYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
 
 
 @dataclass(frozen=True)

@@ -67,12 +67,15 @@ def _check_free(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise LaunchError(f"port {port} cannot be used ({error.strerror}): choose another --port, or none") from None
+            raise LaunchError(
+                f"port {port} cannot be used ({error.strerror}): choose another --port, or none"
+            ) from None
 
 
 def _root_cause(failures: dict[int, ProcessFailure]) -> str:
     """The earliest failure that is not the consequence of another worker's; a death without a word counts as a cause."""
-    causes, consequences = [], []
+    causes: list[tuple[float, str]] = []
+    consequences: list[tuple[float, str]] = []
     for rank, failure in failures.items():
         told = _told(failure)
         # The launcher itself ends the remaining workers with SIGTERM; that is nobody's cause.

@@ -142,7 +142,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     elif origin in (list, Sequence, tuple) and isinstance(value, list):
         items = list(args) if origin is tuple and args[-1] is not ... else [args[0]] * len(value)
         if len(items) == len(value):
-            return (tuple if origin is tuple else list)(_convert(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, value)))
+            return (tuple if origin is tuple else list)(
+                _convert(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, value))
+            )
     elif origin in (dict, Mapping) and isinstance(value, dict):
         return {key: _convert(args[1], v, f"{where}.{key}") for key, v in value.items()}
     elif hint is float:

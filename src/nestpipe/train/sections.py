@@ -128,7 +128,7 @@ class PipelineSection:
 
 @dataclass(frozen=True)
 class TrainSection:
-    """How long and on what to train.  Training ends at `steps` or `epochs`, whichever comes first; one epoch if neither is given."""
+    """How long and on what to train.  Ends at `steps` or `epochs`, whichever comes first; one epoch if neither is given."""
 
     batch_size: int = 1024
     """Samples in a batch of one worker."""

@@ -11,7 +11,6 @@ import torch
 
 from nestpipe.comm.world import World
 from nestpipe.data.source import DataError
-from nestpipe.models.dlrm import DLRM
 from nestpipe.pipeline import Progress
 from nestpipe.train.build import make_pipeline, open_source, train_stream
 from nestpipe.train.digest import digest

@@ -1,0 +1,51 @@
+# Two commands do everything on a fresh machine with Python 3.11 and make: `make train` and `make test`.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PEERS  ?= .venv-peers
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint bench bench-peers debian clean
+
+help:  ## what there is to make
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
+
+# torch==2.13.0, by that exact version, is the CPU build; constraints.txt pins it and everything else.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once, a minute or two) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.installed  ## the environment, in .venv
+
+train: setup  ## train the default recipe on two local workers
+	@$(BIN)/nestpipe train dlrm
+
+test: setup lint  ## lint, then all tests
+	@$(BIN)/pytest
+
+lint: setup  ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: setup bench-peers  ## the DLRM ladder beside TorchRec
+	@$(BIN)/nestpipe bench dlrm --peers torchrec
+
+bench-peers: $(PEERS)/.installed  ## TorchRec, in an environment of its own
+
+$(PEERS)/.installed: bench/peers/requirements.txt bench/peers/requirements-nodeps.txt
+	@echo "Setting up $(PEERS) (once, a minute or two) ..."
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip install -q --disable-pip-version-check -r bench/peers/requirements.txt
+	@$(PEERS)/bin/pip install -q --disable-pip-version-check --no-deps -r bench/peers/requirements-nodeps.txt
+	@touch $@
+
+debian:  ## Debian packages that a bare image lacks (root)
+	apt-get update -qq && apt-get install -y -qq python3 python3-venv python3-dev make bsdextrautils
+
+clean:  ## remove environments, caches and run directories
+	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measuring: ladders of rungs run side by side, peers included."""
