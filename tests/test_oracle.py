@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import oracle
 import pytest
-import samples
 import torch
+
+import oracle
+import samples
+from nestpipe import SGD, Adagrad, Adam, RowWiseAdagrad
 from oracle import Trained, distance
 from training import Part, Setting, joined, train_all
 from workers import run
-
-from nestpipe import SGD, Adagrad, Adam, RowWiseAdagrad
 
 OPTIMIZERS = {
     "sgd": SGD(lr=0.3),

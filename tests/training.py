@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import samples
 import torch
-from oracle import Trained, dense_state_of
 from torch import Tensor, nn
 
+import samples
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.engine.flight import Flight
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.optimizers import SparseOptimizer
+from oracle import Trained, dense_state_of
 
 
 @dataclass(frozen=True)

@@ -183,10 +183,10 @@ def run(workers: int, function: Callable[..., Any], *args: Any, deadline: float 
 def run_once(
     workers: int, function: Callable[..., Any], *args: Any, timeout: float, deadline: float = 30.0
 ) -> list[Any]:
-    """As `run`, on a group of its own with a short `timeout`, for jobs in which workers die or stall."""
-    group = Group(workers, timeout=max(timeout, 10.0))
+    """As `run`, on a group of its own that gives up after `timeout` seconds: for jobs in which workers die or stall."""
+    group = Group(workers, timeout)
     try:
         group.call(_hello, (), STARTUP)
-        return group.call(function, (timeout, *args), deadline)
+        return group.call(function, args, deadline)
     finally:
         group.end()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,20 +46,19 @@ def _fail(error: Exception) -> int:
     from nestpipe.train import launch
 
     message, code = _in_one_line(error)
+    _restore_terminal()
     if message is None:
         launch.report_failure(error, f"{type(error).__name__}: {error}{_place(error)}")
         raise error
-    launch.report_failure(error, message)
-    _restore_terminal()
-    if launch.QUIET not in os.environ or "RANK" not in os.environ:
+    if not launch.report_failure(error, message):
         print(f"nestpipe: {message}", file=sys.stderr)
     return code
 
 
 def _in_one_line(error: Exception) -> tuple[str | None, int]:
     from nestpipe.comm.errors import PeerLost
-    from nestpipe.pipeline import NotFinite
     from nestpipe.lab.ladder import BenchError
+    from nestpipe.pipeline import NotFinite
     from nestpipe.train.launch import LaunchError
 
     text = " ".join(str(error).split())
@@ -145,9 +143,9 @@ def _load(args: argparse.Namespace) -> Any:
 
 def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     if "RANK" in os.environ:
-        # A worker of a launch.  Blocked in an exchange it could not run Python's handlers, so signals end it at once.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        from nestpipe.train.launch import end_on_signals
+
+        end_on_signals()
         return _train_here(args)
     recipe = _load(args)
     from nestpipe.schedule import BUILDERS

@@ -108,8 +108,8 @@ def test_no_signal_leaves_nothing_to_learn() -> None:
 
 
 def test_the_signal_can_be_learned() -> None:
-    """A plain logistic regression on 40,000 samples comes most of the way to the Bayes AUC (and not beyond)."""
-    data = ClicksData(features=4, ids=100, products=1, samples=40_000, eval_samples=10_000)
+    """A plain logistic regression on 20,000 samples comes most of the way to the Bayes AUC (and not beyond)."""
+    data = ClicksData(features=4, ids=100, products=1, samples=20_000, eval_samples=10_000)
     train, held_out = all_of(data), all_of(data, "eval")
     keys, rows = train.sparse_features.values().unique(return_inverse=True)
     weight = torch.zeros(keys.numel(), requires_grad=True)
@@ -118,11 +118,12 @@ def test_the_signal_can_be_learned() -> None:
     def logits(batch: Any, rows: torch.Tensor) -> torch.Tensor:
         return weight[rows].view(4, -1).sum(0) + batch.dense @ slope
 
-    optimizer = torch.optim.Adam([weight, slope], lr=0.1)
-    for _ in range(30):
-        optimizer.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(logits(train, rows), train.labels).backward()
-        optimizer.step()
+    squares = [torch.zeros_like(weight), torch.zeros_like(slope)]
+    for _ in range(20):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits(train, rows), train.labels)
+        with torch.no_grad():  # Adagrad; torch.optim takes seconds to import
+            for p, square, gradient in zip((weight, slope), squares, torch.autograd.grad(loss, (weight, slope))):
+                p -= 0.3 * gradient / (square.addcmul_(gradient, gradient).sqrt() + 1e-8)
     bayes = data.open("eval", 0).bayes_auc()
     unseen = torch.searchsorted(keys, held_out.sparse_features.values()).clamp(max=keys.numel() - 1)
     reached = auc(logits(held_out, unseen).detach().numpy(), held_out.labels.numpy())

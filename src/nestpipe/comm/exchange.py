@@ -58,12 +58,13 @@ class Exchange:
             # Start with the next rank and go round: not everybody sends to worker 0 first.
             for distance in range(1, self.world.size):
                 peer = (self.world.rank - distance) % self.world.size
-                for piece in self._pieces(receives[peer]):
-                    pending.append((peer, dist.irecv(piece, peer, group=self.group)))
+                incoming = self._pieces(receives[peer])
+                pending.extend((peer, dist.irecv(piece, peer, group=self.group)) for piece in incoming)
                 peer = (self.world.rank + distance) % self.world.size
-                for piece in self._pieces(sends[peer]):
-                    pending.append((peer, dist.isend(piece, peer, group=self.group)))
-            for peer, work in pending:
+                outgoing = self._pieces(sends[peer])
+                pending.extend((peer, dist.isend(piece, peer, group=self.group)) for piece in outgoing)
+            for waited_for, work in pending:
+                peer = waited_for
                 work.wait(self._deadline)
         except RuntimeError as error:
             raise self._lost(peer, error) from None

@@ -1,4 +1,4 @@
-"""The keys of one window (all micro-batches of a batch on this worker): each key once, where it is first and last used, whose it is.
+"""The keys of one window (all micro-batches of a batch on this worker): each once, where first and last used, and whose it is.
 
 Rows are frozen from sync to update, so a row travels once per window, with the micro-batch that uses it first, and its gradient
 once, with the micro-batch that uses it last (window dedup).

@@ -1,4 +1,4 @@
-"""Our own worker of the DLRM ladder, started under torchrun like a peer's: same config, same samples, same first rows, same clock.
+"""Our own worker of the DLRM ladder, started under torchrun like a peer's: same config, samples, first rows and clock.
 
     python -m torch.distributed.run --nproc-per-node 2 -m nestpipe.lab.dlrm_worker --config FILE.json --out FILE.json
 

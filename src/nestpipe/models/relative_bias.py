@@ -80,8 +80,7 @@ class RelativeBias(torch.autograd.Function):
             out = torch.zeros(bucket.shape, dtype=place.dtype)
             _bias(place.numpy(), time.numpy(), bucket.numpy(), lengths.numpy(), out.numpy())
             return out
-        distance, seen = _device_pairs(bucket, lengths, place.shape[0])
-        return (place[distance] + time[bucket.long()]) * seen
+        return _bias_with_torch(place, time, bucket, lengths)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -93,11 +92,22 @@ class RelativeBias(torch.autograd.Function):
         if grad.device.type == "cpu":
             _bias_backward(grad.numpy(), bucket.numpy(), lengths.numpy(), grad_place.numpy(), grad_time.numpy())
         else:
-            distance, seen = _device_pairs(bucket, lengths, ctx.sizes[0])
-            flat = (grad * seen).double()
-            grad_place.index_add_(0, distance.expand_as(bucket).flatten(), flat.flatten())
-            grad_time.index_add_(0, bucket.long().flatten(), flat.flatten())
+            _bias_backward_with_torch(grad, bucket, lengths, grad_place, grad_time)
         return grad_place.to(grad.dtype), grad_time.to(grad.dtype), None, None
+
+
+def _bias_with_torch(place: Tensor, time: Tensor, bucket: Tensor, lengths: Tensor) -> Tensor:
+    distance, seen = _device_pairs(bucket, lengths, place.shape[0])
+    return (place[distance] + time[bucket.long()]) * seen
+
+
+def _bias_backward_with_torch(
+    grad: Tensor, bucket: Tensor, lengths: Tensor, grad_place: Tensor, grad_time: Tensor
+) -> None:
+    distance, seen = _device_pairs(bucket, lengths, grad_place.shape[0])
+    flat = (grad * seen).double()
+    grad_place.index_add_(0, distance.expand_as(bucket).flatten(), flat.flatten())
+    grad_time.index_add_(0, bucket.long().flatten(), flat.flatten())
 
 
 def _device_pairs(bucket: Tensor, lengths: Tensor, places: int) -> tuple[Tensor, Tensor]:

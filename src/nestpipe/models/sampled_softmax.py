@@ -46,7 +46,7 @@ class IndexedDots(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(queries, rows, index)
         if queries.device.type != "cpu":
-            return torch.einsum("nd,nkd->nk", queries, rows[index.long()])
+            return _dots_with_torch(queries, rows, index)
         out = torch.zeros(index.shape, dtype=queries.dtype)
         _dots(queries.numpy(), rows.numpy(), index.numpy(), out.numpy())
         return out
@@ -55,16 +55,23 @@ class IndexedDots(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         queries, rows, index = ctx.saved_tensors
         grad = grads[0].contiguous()
-        grad_queries, grad_rows = torch.zeros_like(queries), torch.zeros_like(rows)
         if queries.device.type != "cpu":
-            grad_queries = torch.einsum("nk,nkd->nd", grad, rows[index.long()])
-            flat = (grad[:, :, None] * queries[:, None, :]).flatten(0, 1)
-            grad_rows.index_add_(0, index.long().flatten(), flat)
-        else:
-            _dots_backward(
-                grad.numpy(), queries.numpy(), rows.numpy(), index.numpy(), grad_queries.numpy(), grad_rows.numpy()
-            )
+            return (*_dots_backward_with_torch(grad, queries, rows, index), None)
+        grad_queries, grad_rows = torch.zeros_like(queries), torch.zeros_like(rows)
+        _dots_backward(
+            grad.numpy(), queries.numpy(), rows.numpy(), index.numpy(), grad_queries.numpy(), grad_rows.numpy()
+        )
         return grad_queries, grad_rows, None
+
+
+def _dots_with_torch(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
+    return torch.einsum("nd,nkd->nk", queries, rows[index.long()])
+
+
+def _dots_backward_with_torch(grad: Tensor, queries: Tensor, rows: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    grad_queries = torch.einsum("nk,nkd->nd", grad, rows[index.long()])
+    flat = (grad[:, :, None] * queries[:, None, :]).flatten(0, 1)
+    return grad_queries, torch.zeros_like(rows).index_add_(0, index.long().flatten(), flat)
 
 
 def indexed_dots(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:

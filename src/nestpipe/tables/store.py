@@ -6,9 +6,9 @@ import numpy as np
 
 from nestpipe.keys.index import HashIndex
 from nestpipe.keys.mixing import mix
+from nestpipe.keys.slab import Slab, machine_bytes
 from nestpipe.tables import kernels
 from nestpipe.tables.group import TableGroup
-from nestpipe.keys.slab import Slab, machine_bytes
 
 
 class RowStore:

@@ -1,21 +1,24 @@
 """Local workers through torch's own launcher, and one line when they fail.
 
-Workers inherit the terminal.  What ended a worker is written to the file that torch's launcher names, so that the parent can
-report the one error that started it all and not the consequences on other workers.
+Workers inherit the terminal.  What ended a worker is written to a folder that their parent reads, so that it can report the one
+error that started it all and not the consequences on other workers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+import tempfile
+import threading
 import time
-import traceback
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -23,9 +26,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nestpipe.comm.errors import PeerLost
 
-QUIET = "NESTPIPE_LAUNCHED"
-"""Set for workers that this module launched: their parent prints their errors."""
-CONSEQUENCE = "PeerLost"
+REPORTS = "NESTPIPE_REPORTS"
+"""Names the folder in which workers of this launch leave word of their end."""
+GRACE_SECONDS = 1.0
 
 
 class LaunchError(RuntimeError):
@@ -38,8 +41,7 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
         _check_free(port)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ[QUIET] = "1"
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # this process only waits; what the launcher would log, we say in one line
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -51,14 +53,16 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
         monitor_interval=0.2,
         run_id=f"nestpipe-{os.getpid()}",
     )
-    try:
-        elastic_launch(config, sys.executable)("-u", "-m", "nestpipe", *arguments)
-    except ChildFailedError as error:
-        raise LaunchError(_root_cause(error.failures)) from None
-    except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
-        raise LaunchError(f"stopped by {error.sigval.name}; all workers were ended") from None
+    with tempfile.TemporaryDirectory(prefix="nestpipe-") as folder:
+        os.environ[REPORTS] = folder
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", "nestpipe", *arguments)
+        except ChildFailedError as error:
+            raise LaunchError(_root_cause(error.failures, _reports(Path(folder)))) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise LaunchError(f"stopped by {error.sigval.name}; all workers were ended") from None
 
 
 def _check_free(port: int) -> None:
@@ -72,37 +76,67 @@ def _check_free(port: int) -> None:
             ) from None
 
 
-def _root_cause(failures: dict[int, ProcessFailure]) -> str:
-    """The earliest failure that is not the consequence of another worker's; a death without a word counts as a cause."""
-    causes: list[tuple[float, str]] = []
-    consequences: list[tuple[float, str]] = []
-    for rank, failure in failures.items():
-        told = _told(failure)
-        # The launcher itself ends the remaining workers with SIGTERM; that is nobody's cause.
-        echo = told is None and failure.exitcode == -signal.SIGTERM
-        place = consequences if echo or (told and told["kind"] == CONSEQUENCE) else causes
-        text = told["message"] if told else _death(rank, failure)
-        place.append((told["time"] if told else failure.timestamp, text))
-    return min(causes or consequences)[1]
+def _root_cause(failures: dict[int, ProcessFailure], reports: dict[int, Report]) -> str:
+    """The earliest failure that is not the consequence of another worker's.
+
+    A worker that was killed cannot say where it was, so what a survivor noticed is added in brackets.
+    """
+    causes = [report for report in reports.values() if not report.consequence]
+    noticed = [report for report in reports.values() if report.consequence]
+    if causes:
+        return min(causes, key=lambda report: report.time).message
+    after = f" ({min(noticed, key=lambda report: report.time).message})" if noticed else ""
+    # The launcher itself ends the remaining workers with SIGTERM; that is nobody's cause.
+    deaths = [(f.timestamp, r, f.exitcode) for r, f in failures.items() if r not in reports]
+    deaths = [death for death in deaths if death[2] != -signal.SIGTERM] or deaths
+    if not deaths:
+        return after.strip(" ()") or "the workers failed and gave no reason"
+    _, rank, code = min(deaths)
+    if code < 0:
+        return f"worker {rank} was killed by {signal.Signals(-code).name}{after}"
+    return f"worker {rank} ended with exit code {code} and no word{after}"
 
 
-def _told(failure: ProcessFailure) -> dict[str, Any] | None:
-    data = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
-    return data if isinstance(data, dict) and {"kind", "message", "time"} <= set(data) else None
+@dataclass(frozen=True)
+class Report:
+    """A worker's own word on why it ended."""
+
+    message: str
+    consequence: bool
+    """Only because another worker had failed."""
+    time: float
 
 
-def _death(rank: int, failure: ProcessFailure) -> str:
-    if failure.exitcode < 0:
-        return f"worker {rank} was killed by {signal.Signals(-failure.exitcode).name}"
-    return f"worker {rank} ended with exit code {failure.exitcode} and no word"
+def report_failure(error: BaseException, message: str) -> bool:
+    """Called by a worker about to end.  False where no parent of ours listens, so that the worker must speak for itself."""
+    folder = os.environ.get(REPORTS)
+    if not folder or "RANK" not in os.environ:
+        return False
+    report = Report(message, isinstance(error, PeerLost), time.time())
+    with contextlib.suppress(OSError):  # the parent still sees the exit code
+        temporary = Path(folder) / f".{os.environ['RANK']}"
+        temporary.write_text(json.dumps(asdict(report)))
+        temporary.rename(Path(folder) / f"{os.environ['RANK']}.json")
+    return True
 
 
-def report_failure(error: BaseException, message: str) -> None:
-    """Called by a worker about to end: tells the launcher why, in the file it named."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
-    kind = CONSEQUENCE if isinstance(error, PeerLost) else type(error).__name__
-    note = {"kind": kind, "message": message, "time": time.time(), "traceback": traceback.format_exc()}
-    with open(path, "w") as file:  # noqa: PTH123 - torch's launcher reads it by this very path
-        json.dump({"message": note}, file)
+def _reports(folder: Path) -> dict[int, Report]:
+    return {int(path.stem): Report(**json.loads(path.read_text())) for path in folder.glob("*.json")}
+
+
+def end_on_signals() -> None:
+    """Lets SIGINT and SIGTERM end this worker even while it is blocked in an exchange; call it before threads start.
+
+    After SIGTERM, which the launcher sends when another worker has failed, there is a moment's grace: an exchange with a dead
+    worker fails at once, and this one can still say what it was doing.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def watch() -> None:
+        received = signal.sigwait(signals)
+        if received == signal.SIGTERM:
+            time.sleep(GRACE_SECONDS)
+        os._exit(128 + received)
+
+    threading.Thread(target=watch, name="nestpipe-signals", daemon=True).start()
