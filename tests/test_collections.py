@@ -195,13 +195,12 @@ def test_float32_bags_follow_their_dtype() -> None:
     assert weighted.dtype == torch.float32 and torch.equal(weighted, plain)
 
 
-def test_unweighted_features_keep_no_reference_to_changed_order() -> None:
+def test_features_may_come_in_any_order() -> None:
     """Promise: the batch may list its features in any order, and more of them than the model looks up."""
     lengths = {"f": [2, 1], "g": [0, 3], "h": [1, 0]}
     ids = {"f": [1, 2, 3], "g": [4, 5, 4], "h": [7]}
     found = []
     for order in (["f", "g", "h"], ["h", "x", "g", "f"]):
-        known = [f for f in order if f in ids]
         collection = bags()
         features = KeyedJaggedTensor(
             order,
@@ -209,7 +208,6 @@ def test_unweighted_features_keep_no_reference_to_changed_order() -> None:
             lengths=torch.tensor([n for f in order for n in lengths.get(f, [1, 0])]),
         )
         found.append(collection(features).values().detach())
-        assert len(known) == 3
     assert torch.equal(found[0], found[1])
 
 
@@ -303,7 +301,7 @@ def two_samples() -> Batch:
 def test_features_changed_inside_the_model_are_refused(change: str) -> None:
     """Promise: looking up other ids than were routed is an error that says where to change them, never other rows."""
     pipeline = TrainPipeline(Changing(change), world=World.single())
-    with pytest.raises(ValueError, match="not routed for this batch.*change ids where the batch is loaded"):
+    with pytest.raises(ValueError, match=r"not routed for this batch.*change ids where the batch is loaded"):
         pipeline.progress(iter([two_samples()]))
 
 

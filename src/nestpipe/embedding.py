@@ -100,7 +100,7 @@ class Collection(nn.Module, Generic[Config]):
             assert self._stages is not None
             return View(self._stages.look_up(Batch(features)), 0, trains=False)
         routed = view.flight.micros[view.micro].sparse_features
-        if features is not routed and features.values().data_ptr() != routed.values().data_ptr():
+        if features is not routed and not _same_ids(features, routed):
             raise ValueError(
                 f"{type(self).__name__} was given features that were not routed for this batch: inside a pipeline pass "
                 "batch.sparse_features as it is, and change ids where the batch is loaded"
@@ -171,6 +171,15 @@ class EmbeddingCollection(Collection[EmbeddingConfig]):
             index = torch.from_numpy(view.index(group, lookup, lookup + 1))
             out[name] = UniqueRows(shared[group], index, features[feature].lengths())
         return out
+
+
+def _same_ids(features: KeyedJaggedTensor, routed: KeyedJaggedTensor) -> bool:
+    """Whether it is the routed ids that are looked up, perhaps with other weights.  Ids are compared by where they lie."""
+    return (
+        features.keys() == routed.keys()
+        and features.values().data_ptr() == routed.values().data_ptr()
+        and torch.equal(features.lengths(), routed.lengths())
+    )
 
 
 def _part(features: KeyedJaggedTensor, of: Tensor, feature: str, by_value: bool) -> Tensor:

@@ -20,6 +20,7 @@ from nestpipe.engine.dense import DenseReplica
 from nestpipe.engine.engine import Engine
 from nestpipe.engine.flight import Flight, Verdict
 from nestpipe.engine.routing import MAX_MICRO_BATCHES
+from nestpipe.engine.warm import compile_kernels
 from nestpipe.schedule import BUILDERS
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 
@@ -83,6 +84,7 @@ class TrainPipeline:
         self.dense_rate = dense_rate
         self._collections = collections_in(model)
         self.sparse = attach_collections(self._collections, self.world, sparse_optimizer or RowWiseAdagrad(), seed)
+        compile_kernels(self.sparse.groups)
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)
         self._base_rates = [group["lr"] for group in dense_optimizer.param_groups] if dense_optimizer else []
@@ -182,32 +184,38 @@ class TrainPipeline:
             return
         with self._looking(View(flight, micro, trains=True)):
             result = self.model(batch)
-            if not (isinstance(result, tuple) and len(result) == 2 and result[0].numel() == 1):
+            pair = isinstance(result, tuple) and len(result) == 2
+            if not (pair and isinstance(result[0], Tensor) and result[0].numel() == 1):
                 raise TypeError("the model's forward must return (loss, outputs) with a loss of one number")
             loss, outputs = result
             share = batch.terms() / flight.routes.terms if flight.routes.terms else 0.0
-            if loss.requires_grad:
+            # A micro-batch without loss terms has no mean: neither its NaN nor that of its gradients must count.
+            if share and loss.requires_grad:
                 (loss * share).backward()
-        if share:  # a micro-batch without loss terms has no mean, and its NaN must not count
+        if share:
             flight.loss_sum += float(loss.detach()) * share
         flight.outputs.append(outputs)
 
     def _agree(self, flight: Flight, micro: int) -> None:
         """All workers learn the loss and the gradient norm, and stop together before anything is updated."""
         sums = torch.tensor([flight.loss_sum, self.sparse.sum_of_squares(flight)], dtype=torch.float64)
-        mine_finite = bool(torch.isfinite(sums).all())
         self._dense_exchange.all_reduce(sums)
         norm = math.sqrt(float(sums[1]) + self.dense.sum_of_squares()) if torch.isfinite(sums[1]) else math.nan
         flight.verdict = Verdict(float(sums[0]), math.isfinite(float(sums[0])) and math.isfinite(norm), norm)
         if not flight.verdict.finite:
-            self._refuse(flight, mine_finite)
+            self._refuse(flight)
         if self.clip_norm is not None and norm > self.clip_norm:
             factor = self.clip_norm / (norm + 1e-6)
             self.dense.scale(factor)
             self.sparse.scale(flight, factor)
 
-    def _refuse(self, flight: Flight, mine_finite: bool) -> None:
+    def _refuse(self, flight: Flight) -> None:
+        """Names the worker whose own loss or row gradients went wrong; the sums at an owner hold everybody's."""
         assert flight.verdict is not None
+        if math.isfinite(flight.verdict.loss):
+            mine_finite = all(bool(torch.isfinite(window.grads).all()) for window in flight.windows)
+        else:
+            mine_finite = math.isfinite(flight.loss_sum)
         culprit = torch.tensor([self.world.size if mine_finite else self.world.rank])
         self._dense_exchange.all_reduce(culprit, dist.ReduceOp.MIN)
         what = "gradient" if math.isfinite(flight.verdict.loss) else "loss"

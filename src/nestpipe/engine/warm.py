@@ -1,0 +1,43 @@
+"""Compiles (or loads from numba's cache) every kernel of the sparse path, so that no step ever waits for a compiler."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nestpipe import pooling_kernels
+from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.world import World
+from nestpipe.data.kernels import take_samples
+from nestpipe.engine.routing import route
+from nestpipe.keys.window import plan_window
+from nestpipe.tables import kernels
+from nestpipe.tables.group import TableGroup
+from nestpipe.tables.store import RowStore
+
+
+def compile_kernels(groups: list[TableGroup]) -> None:
+    """Calls each kernel on one key in the types that these groups will use.  The tables of the run are not touched."""
+    key, table, one = np.zeros(1, np.int64), np.zeros(1, np.uint16), np.ones(1, np.int64)
+    take_samples(key, np.array([0, 1]), key, 1)
+    window = plan_window(key, one, table, np.zeros(1, np.int32), 1, 1)
+    owned = route([window], 1.0, 1, 1, Exchange(World.single(), "route")).owned[0]
+    kinds = {(group.dtype, type(group.optimizer)): group for group in groups}
+    for group in kinds.values():
+        scratch = RowStore(group, seed=0)
+        values = np.zeros((1, group.dim), group.dtype)
+        state = np.zeros((1, group.state_width), group.dtype)
+        scratch.retrieve(owned.tables, owned.keys, values, state)
+        scratch.writeback(owned.tables, owned.keys, values, state)
+        scratch.retrieve(owned.tables, owned.keys, values, state)
+        scratch.rows_of(0)
+        kernels.gather(values, owned.embed_rows, values.copy())
+        kernels.scatter_add(values, owned.grad_rows, values.copy())
+        kernels.sum_of_squares(values)
+        kernels.scale(values, np.ones(1, group.dtype))
+        group.optimizer.apply(values, state, values.copy(), 0.0, 1)
+        for weights in (np.empty(0, group.dtype), np.ones(1, group.dtype)):
+            means, column = np.zeros(1, np.bool_), np.zeros(1, np.int64)
+            pooling_kernels.pool(values, window.inverse, one, weights, means, column, values.copy())
+            pooling_kernels.pool_backward(
+                values, window.inverse, one, weights, means, column, values.copy(), np.ones(1, group.dtype)
+            )
