@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oracle
+import samples
 from nestpipe import (
     SGD,
     Batch,
@@ -413,3 +414,12 @@ def test_tables_configs_are_checked() -> None:
     for bad in ({"embedding_dim": 0}, {"feature_names": []}, {"dtype": "int8"}, {"init": "ones"}, {"init_scale": -1.0}):
         with pytest.raises(ValueError, match=f"table 'a'.*{next(iter(bad))}"):
             TableConfig(**{"name": "a", "embedding_dim": 2, "feature_names": ["f"], **bad})
+
+
+@pytest.mark.parametrize("times", [[1, 2], [1, 2, 3, 4, 5]])
+def test_hstu_wants_one_time_more_than_items(times: list[int]) -> None:
+    """Promise: a batch whose times do not fit its histories is refused; the kernel would read or write past the end."""
+    lengths = torch.tensor([2, 2, 2 * samples.NEGATIVES, len(times)])
+    values = torch.tensor([1, 2, 2, 3, *range(2 * samples.NEGATIVES), *times])
+    with pytest.raises(ValueError, match="'time' has one entry more than 'history'"):
+        samples.model("hstu", "float32")(Batch(KeyedJaggedTensor(samples.FEATURES["hstu"], values, lengths=lengths)))

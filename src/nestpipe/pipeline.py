@@ -120,7 +120,13 @@ class TrainPipeline:
             )
         self._source = batches
         number = self.next_batch
-        self.engine.run(BUILDERS[self.schedule](number, self.micro_batches), self._flights)
+        try:
+            self.engine.run(BUILDERS[self.schedule](number, self.micro_batches), self._flights)
+        except BaseException:
+            # Whoever goes on after an error (NotFinite: skip that batch) must not meet what is left of it.
+            self._flights.pop(number, None)
+            self.engine.forget(number)
+            raise
         flight = self._flights.pop(number)
         self.engine.forget(number)
         if flight.ended:

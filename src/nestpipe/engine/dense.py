@@ -39,13 +39,9 @@ class DenseReplica:
     def reduce(self) -> None:
         """Sums the gradients of all workers.  Afterwards they are the same bits everywhere."""
         for parameter, view in self._views:
-            if (
-                parameter.grad is not view
-                and parameter.grad is not None
-                and parameter.grad.data_ptr() != view.data_ptr()
-            ):
+            if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
                 raise RuntimeError(
-                    "a parameter's .grad was replaced during the batch: leave zero_grad() and .grad to the pipeline"
+                    "a parameter's .grad was dropped or replaced during the batch: leave zero_grad() and .grad to the pipeline"
                 )
         for flat in self._flat:
             self.exchange.all_reduce(flat)

@@ -98,7 +98,7 @@ def _words(keys: np.ndarray) -> np.ndarray:
 
 def _message(windows: list[Window], owner: int, micros: int) -> torch.Tensor:
     """Per group: the keys, micro-batch by micro-batch, then their tags."""
-    parts: list[np.ndarray] = []
+    parts: list[np.ndarray] = [np.empty(0, np.int64)]  # a model may have no tables
     for window in windows:
         ranges = [window.first_range(m, owner) for m in range(micros)]
         keys = np.concatenate([window.keys[start:stop] for start, stop in ranges])

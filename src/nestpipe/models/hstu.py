@@ -119,6 +119,10 @@ class HSTU(nn.Module):
         longest = int(lengths.max())
         if longest > self.config.max_length:
             raise ValueError(f"a history has {longest} items; raise model.max_length ({self.config.max_length})")
+        if not torch.equal(time.lengths(), lengths + 1):
+            raise ValueError(
+                "HSTU needs the times of a history and of what follows it: 'time' has one entry more than 'history'"
+            )
         dim = self.config.dim
         values = history.values() * dim**0.5 + functional.embedding(place, self.places)
         x = values.new_zeros(lengths.numel(), longest, dim)

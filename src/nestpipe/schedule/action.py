@@ -1,8 +1,10 @@
-"""An action: one stage of one batch (or of one of its micro-batches), the lane it runs on, what it waits for, what it touches."""
+"""An action: one stage of one batch (or of one of its micro-batches), its lane, what it waits for, what it does to state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from nestpipe.schedule.effects import Effect, effects_of
 
 STAGES: dict[str, str] = {
     "load": "data",
@@ -30,14 +32,13 @@ Name = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Immutable.  `reads` and `writes` name state, such as ("rows", 3) for the buffer of batch 3 or ("store",) for the tables."""
+    """Immutable.  Runs after the action before it on its lane and after all that it waits for."""
 
     stage: str
     batch: int
-    micro: int = -1
-    waits: tuple[Name, ...] = ()
-    reads: tuple[tuple[str | int, ...], ...] = ()
-    writes: tuple[tuple[str | int, ...], ...] = ()
+    micro: int
+    waits: tuple[Name, ...]
+    effects: tuple[Effect, ...]
 
     @property
     def lane(self) -> str:
@@ -48,4 +49,15 @@ class Action:
         return (self.stage, self.batch, self.micro)
 
     def __str__(self) -> str:
-        return f"{self.stage} {self.batch}" + (f".{self.micro}" if self.micro >= 0 else "")
+        return label(self.name)
+
+
+def label(name: Name) -> str:
+    """As actions are called everywhere: `retrieve 3`, `embed 3.1`."""
+    stage, batch, micro = name
+    return f"{stage} {batch}" + (f".{micro}" if micro >= 0 else "")
+
+
+def act(stage: str, batch: int, micro: int = -1, waits: tuple[Name, ...] = ()) -> Action:
+    """An action with the effects that its stage has."""
+    return Action(stage, batch, micro, waits, effects_of(stage, batch, micro))

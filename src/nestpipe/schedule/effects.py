@@ -1,0 +1,84 @@
+"""What each stage does to state: the part of a schedule that `check` reasons about.
+
+State is named by tuples.  Some of it is rows (the tables, a batch's buffer, a window, gradients): an effect on rows touches only
+the keys that occur in all of `batches`, and for a micro-batch only those used in it as `use` says.  Whatever is not a copy is an
+unknown function of everything the action reads, so two schedules are equal when every action reads the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+State = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One access.  `read`, `write` (a function of what the action reads), `add` (the same, on top of what was there), `copy`."""
+
+    kind: str
+    state: State
+    source: State | None = None
+    """Of a copy."""
+    batches: tuple[int, ...] = ()
+    """Rows: only of keys that occur in all of these batches.  Empty: not rows, but the whole state."""
+    use: str = ""
+    """Rows in a micro-batch: "first" or "last" used in it, or "used" in it."""
+
+
+STORE = (("store", "values"), ("store", "state"))
+
+
+def rows(batch: int) -> tuple[State, State]:
+    """An owner's buffer of a batch: values and optimizer state."""
+    return ("rows", batch, "values"), ("rows", batch, "state")
+
+
+def shared_rows(batch: int) -> tuple[Effect, ...]:
+    """Rows that batch - 1 touched too: from its buffer into this one's, values and optimizer state."""
+    pairs = zip(rows(batch - 1), rows(batch))
+    return tuple(Effect("copy", new, old, batches=(batch - 1, batch)) for old, new in pairs)
+
+
+def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
+    """The effects of a stage, in order: reads see what was there before the action's own writes."""
+    t, mine = batch, (batch,)
+    values, state = rows(t)
+    data, routes, grads = ("data", t), ("routes", t), ("grads", t)
+    window, window_grads, arrived = ("window", t), ("window grads", t), ("arrived", t)
+    dense, dense_grads, verdict = ("dense",), ("dense grads", t), ("verdict", t)
+    return {
+        "load": (Effect("read", ("source",)), Effect("write", data), Effect("add", ("source",))),
+        "move": (Effect("add", data),),
+        "route": (Effect("read", data), Effect("write", routes)),
+        "retrieve": (
+            Effect("read", routes),
+            *(Effect("copy", new, old, batches=mine) for old, new in zip(STORE, (values, state))),
+        ),
+        "sync": (Effect("read", routes), Effect("write", grads, batches=mine), Effect("write", dense_grads)),
+        "embed": (Effect("read", routes), Effect("copy", window, values, batches=mine, use="first")),
+        "compute": (
+            Effect("read", data),
+            Effect("read", dense),
+            Effect("read", window, batches=mine, use="used"),
+            Effect("add", window_grads, batches=mine, use="used"),
+            Effect("add", dense_grads),
+        ),
+        "grad": (Effect("read", routes), Effect("copy", arrived, window_grads, batches=mine, use="last")),
+        "accumulate": (
+            Effect("read", arrived, batches=mine, use="last"),
+            Effect("add", grads, batches=mine, use="last"),
+        ),
+        "reduce": (Effect("add", dense_grads),),
+        "agree": (Effect("read", grads, batches=mine), Effect("read", dense_grads), Effect("write", verdict)),
+        "step": (Effect("read", verdict), Effect("read", dense_grads), Effect("add", dense)),
+        "update": (
+            Effect("read", verdict),
+            Effect("read", grads, batches=mine),
+            Effect("read", values, batches=mine),
+            Effect("read", state, batches=mine),
+            Effect("add", values, batches=mine),
+            Effect("add", state, batches=mine),
+        ),
+        "writeback": tuple(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
+    }[stage]
