@@ -16,6 +16,8 @@ from rich.table import Table
 # Heavy imports (torch, numba) stay inside the commands: `nestpipe --help` must answer at once.
 
 RECIPES = Path(__file__).parent / "recipes"
+PIPE_WIDTH = 240
+"""Columns of a table that goes to a pipe: one line for nearly every key, so that grep finds it."""
 
 TRAIN_HELP = """\
 Trains a recipe and writes a run directory: the recipe as run, metrics.jsonl, summary.json.
@@ -45,6 +47,7 @@ def _fail(error: Exception) -> int:
     """One line for what a user can mend; a traceback for what only we can."""
     from nestpipe.train import launch
 
+    error = launch.as_peer_lost(error)
     message, code = _in_one_line(error)
     _restore_terminal()
     if message is None:
@@ -143,10 +146,11 @@ def _load(args: argparse.Namespace) -> Any:
 
 def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     if "RANK" in os.environ:
-        from nestpipe.train.launch import end_on_signals
+        from nestpipe.train.signals import end_on_signals
 
         end_on_signals()
         return _train_here(args)
+    _check_json(args.json)
     recipe = _load(args)
     from nestpipe.schedule import BUILDERS
 
@@ -192,17 +196,29 @@ def _show(summary: dict[str, Any], metrics: str) -> None:
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}", highlight=False, soft_wrap=True)
 
 
+def _check_json(place: str | None) -> None:
+    """Before hours of work, not after them."""
+    if place and place != "-":
+        folder = Path(place).parent
+        if not folder.is_dir() or Path(place).is_dir():
+            why = "that is a folder" if folder.is_dir() else f"there is no folder '{folder}'"
+            raise ValueError(f"--json {place} cannot be written: {why}")
+
+
 def _write_json(place: str | None, what: dict[str, Any]) -> None:
+    from nestpipe.train.rundir import plain
+
     if place == "-":
-        print(json.dumps(what))
+        print(json.dumps(plain(what), allow_nan=False))
     elif place:
-        Path(place).write_text(json.dumps(what, indent=2) + "\n")
+        Path(place).write_text(json.dumps(plain(what), allow_nan=False, indent=2) + "\n")
 
 
 def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.lab.ladder import load_ladder, run_ladder
     from nestpipe.train.display import Display
 
+    _check_json(args.json)
     ladder = load_ladder(args.ladder)
     repeats = args.repeats if args.repeats is not None else ladder.repeats
     if repeats < 1:
@@ -231,7 +247,7 @@ def _recipe(args: argparse.Namespace, arguments: list[str]) -> int:
 
     table = Table(title="Keys of a recipe" + (f" ({args.kind})" if args.kind else ""), box=None, pad_edge=False)
     for column in ("key", "of kind", "must be", "default", "what it does"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == "key")
     rows = 0
     for key in describe(DATA, MODELS):
         if args.kind in (None, key.kind, key.key.split(".")[0]):
@@ -240,5 +256,5 @@ def _recipe(args: argparse.Namespace, arguments: list[str]) -> int:
     if not rows:
         kinds = ["data", "model", "tables", "dense", "pipeline", "train", "eval", *DATA, *MODELS]
         raise ValueError(f"no section or kind {args.kind!r}; there are {', '.join(kinds)}")
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from nestpipe.engine.engine import Engine
 from nestpipe.engine.flight import Flight, Verdict
 from nestpipe.engine.routing import MAX_MICRO_BATCHES
 from nestpipe.engine.warm import compile_kernels
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 
 Rate = Callable[[int], float]
@@ -91,6 +92,7 @@ class TrainPipeline:
         self._start_alike()
         self._source: Iterator[Batch] | None = None
         self._flights: dict[int, Flight] = {}
+        self._last_end: float | None = None
         self.next_batch = 0
         self.engine = Engine(
             {
@@ -110,6 +112,7 @@ class TrainPipeline:
                 "writeback": lambda flight, micro: self.sparse.writeback(flight),
             },
             self.world.rank,
+            threads=schedule != "serial",
         )
 
     def progress(self, batches: Iterator[Batch]) -> Progress | None:
@@ -119,29 +122,46 @@ class TrainPipeline:
                 f"progress takes an iterator of batches, not {type(batches).__name__}: pass iter(...) of it"
             )
         self._source = batches
+        begin = self._last_end or time.perf_counter()
         number = self.next_batch
+        actions = BUILDERS[self.schedule](number, self.micro_batches)
+        self._prepare_flights(actions)
         try:
-            self.engine.run(BUILDERS[self.schedule](number, self.micro_batches), self._flights)
+            self.engine.run(actions, self._flights)
         except BaseException:
             # Whoever goes on after an error (NotFinite: skip that batch) must not meet what is left of it.
             self._flights.pop(number, None)
-            self.engine.forget(number)
+            self.engine.recover(number)
             raise
-        flight = self._flights.pop(number)
-        self.engine.forget(number)
+        flight = self._flights[number]
         if flight.ended:
             return None
         self.next_batch += 1
+        self._flights.pop(number - 1, None)
+        self._last_end = time.perf_counter()
+        self.engine.timeline.close_step(("step", number, -1), begin, self._last_end)
+        self.engine.forget(number - 1)
         assert flight.verdict is not None and flight.routes is not None
         return Progress(
             number, flight.verdict.loss, flight.routes.samples, flight.verdict.grad_norm, flight.micros, flight.outputs
         )
+
+    def settle(self) -> None:
+        """Waits until the last step is in the tables.  Batches that are already being prepared stay prepared."""
+        self.engine.settle()
+        self._last_end = None
+
+    def close(self) -> None:
+        """Ends the lanes.  Batches that were prepared but not trained are dropped."""
+        self.engine.settle()
+        self.engine.close()
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
         """This worker's batches with what the model returns for them (beside the loss), nothing trained.
 
         Workers must all call it and go through to the end; one with less data joins with nothing.
         """
+        self.settle()
         training = self.model.training
         self.model.eval()
         try:
@@ -159,7 +179,14 @@ class TrainPipeline:
 
     def rows(self, table: str, keys: np.ndarray) -> Tensor:
         """Current rows [n, D] of any keys of a table, which are not created.  All workers call it together."""
+        self.settle()
         return self.sparse.rows_of(table, keys)
+
+    def _prepare_flights(self, actions: list[Action]) -> None:
+        for action in actions:
+            if action.batch not in self._flights:
+                before = self._flights.get(action.batch - 1) if self.schedule in LOOKING_AHEAD else None
+                self._flights[action.batch] = Flight(action.batch, previous=before)
 
     def _start_alike(self) -> None:
         """Every worker starts from worker 0's dense parameters and buffers."""

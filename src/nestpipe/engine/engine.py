@@ -1,48 +1,106 @@
-"""The interpreter: runs a list of actions, knows which are done, and says which one failed."""
+"""The interpreter: gives the actions of a list to their lanes, in list order, and says which one failed."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.engine.flight import Flight
-from nestpipe.schedule.action import Action, Name
+from nestpipe.engine.lanes import LaneThread
+from nestpipe.engine.timeline import Timeline
+from nestpipe.schedule.action import LANES, Action, Name
 
 StageFunction = Callable[[Flight, int], None]
+CALLERS_LANE = "compute"
 
 
 class Engine:
-    """Runs actions one after another in list order, which satisfies every schedule's waits; lanes of their own come with `dbp`.
+    """Runs lists of actions.  Actions of one lane run in list order; across lanes only what is declared is waited for.
 
-    A flight exists from its batch's first action to its last; once `route` has found that no worker has data left, the
-    remaining actions of that batch do nothing, on every worker alike.
+    Every worker runs the same lists, so collectives of a lane are issued in the same order everywhere.  Once `route` has found
+    that no worker has data left for a batch, the remaining actions of that batch and of all later ones do nothing, alike on every
+    worker, because all of them come after that `route` on its lane.
+
+    With `threads` off every lane is the caller's thread, which suits `serial`: there is nothing to run side by side.
     """
 
-    def __init__(self, stages: dict[str, StageFunction], rank: int) -> None:
+    def __init__(
+        self, stages: dict[str, StageFunction], rank: int, threads: bool, timeline: Timeline | None = None
+    ) -> None:
         self._stages = stages
         self._rank = rank
-        self._done: set[Name] = set()
-        self.busy: dict[str, float] = dict.fromkeys(stages, 0.0)
-        """Seconds spent in each stage since the start."""
+        self._threads = threads
+        self._lanes: dict[str, LaneThread] = {}
+        self._done: dict[Name, threading.Event] = {}
+        self._failure: BaseException | None = None
+        self._ended_at: int | None = None
+        self.timeline = timeline or Timeline()
 
     def run(self, actions: Iterable[Action], flights: dict[int, Flight]) -> None:
+        """Issues all actions; returns when those of the compute lane are done.  Others may still be running."""
+        if self._threads and not self._lanes:
+            self._lanes = {lane: LaneThread(lane) for lane in LANES if lane != CALLERS_LANE}
         for action in actions:
-            missing = [w for w in action.waits if w not in self._done and w[1] >= action.batch]
-            assert not missing, f"{action} waits for {missing}, which the list does not hold before it"
-            flight = flights.setdefault(action.batch, Flight(action.batch))
-            if not flight.ended:
-                started = time.perf_counter()
-                try:
-                    self._stages[action.stage](flight, action.micro)
-                except PeerLost as error:
-                    raise PeerLost(f"{action.stage} of batch {action.batch}: {error}") from None
-                except Exception as error:
-                    error.add_note(f"rank {self._rank}, {action.stage} of batch {action.batch}")
-                    raise
-                self.busy[action.stage] += time.perf_counter() - started
-            self._done.add(action.name)
+            done = self._done[action.name] = threading.Event()
+            flight = flights[action.batch]
+            if self._threads and action.lane != CALLERS_LANE:
+                self._lanes[action.lane].submit(lambda a=action, f=flight, d=done: self._perform(a, f, d))  # type: ignore[misc]
+            else:
+                self._perform(action, flight, done)
+                self._raise_failure()
 
-    def forget(self, batch: int) -> None:
-        """Drops what is known of a finished batch."""
-        self._done = {name for name in self._done if name[1] > batch}
+    def settle(self) -> None:
+        """Waits until everything that was issued is done."""
+        for done in list(self._done.values()):
+            done.wait()
+        self._raise_failure()
+
+    def forget(self, before: int) -> None:
+        """Drops what is known of batches before `before`, all of whose actions are done."""
+        for name in [n for n in self._done if n[1] < before and self._done[n].is_set()]:
+            del self._done[name]
+        self.timeline.forget(before)
+
+    def recover(self, batch: int) -> None:
+        """Lets a caller go on after a failure of `batch`, as if it had not been tried; only where nothing runs ahead."""
+        if not self._threads:
+            self._failure = None
+            self.forget(batch + 1)
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes = {}
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _perform(self, action: Action, flight: Flight, done: threading.Event) -> None:
+        """Waits for what the action waits for, runs it, and marks it done whatever happens."""
+        try:
+            for wait in action.waits:
+                waited = self._done.get(wait)
+                # What is not known any more was done and forgotten; a list that names a later action is caught by `check`.
+                if waited is not None:
+                    waited.wait()
+            if self._failure is None and not (self._ended_at is not None and action.batch >= self._ended_at):
+                start = time.perf_counter()
+                self._stages[action.stage](flight, action.micro)
+                self.timeline.add(action, start, time.perf_counter())
+                if flight.ended and (self._ended_at is None or action.batch < self._ended_at):
+                    self._ended_at = action.batch
+        except PeerLost as error:
+            self._fail(PeerLost(f"{action.stage} of batch {action.batch}: {error}"))
+        except BaseException as error:
+            error.add_note(f"rank {self._rank}, {action.stage} of batch {action.batch}")
+            self._fail(error)
+        finally:
+            done.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure is the one that is told; after it no action runs any more."""
+        if self._failure is None:
+            self._failure = error

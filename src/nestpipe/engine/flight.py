@@ -49,6 +49,10 @@ class Flight:
     ends: list[np.ndarray] = field(default_factory=list)
     """Per group, [N, L]: where the occurrences of each micro-batch and lookup end in the window's `inverse`."""
     buffers: list[RowBuffer] = field(default_factory=list)
+    previous: Flight | None = None
+    """The batch before, while its rows may be newer than the store's; None where the store is always up to date."""
+    shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """Per group: places in the previous batch's buffer and in this one's of the keys that both hold."""
     windows: list[WindowBuffer] = field(default_factory=list)
     arrived: dict[int, list[np.ndarray]] = field(default_factory=dict)
     """Per micro-batch and group: row gradients that came from all workers, not yet accumulated."""

@@ -17,6 +17,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.engine.flight import Flight, RowBuffer, WindowBuffer
 from nestpipe.engine.lookups import GroupLookups
 from nestpipe.engine.routing import NO_DATA, Routes, route
+from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import Window, plan_window
 from nestpipe.tables import kernels
 from nestpipe.tables.store import RowStore
@@ -33,8 +34,10 @@ class SparseStages:
         self.traffic = Traffic()
         self._route_exchange = Exchange(world, "route", self.traffic)
         self._row_exchange = Exchange(world, "network", self.traffic)
+        self._side_exchange = Exchange(world, "metrics")
+        """For lookups outside the schedule, whose lanes may be talking at the same time."""
 
-    def route(self, flight: Flight, micro_batches: int) -> None:
+    def route(self, flight: Flight, micro_batches: int, exchange: Exchange | None = None) -> None:
         """Plans this worker's window and tells the owners; afterwards the flight knows whether the data has ended."""
         micros = flight.micros if flight.has_data else []
         windows = []
@@ -48,7 +51,7 @@ class SparseStages:
             flight.ends.append(ends)
         samples = sum(len(m) for m in micros) if flight.has_data else NO_DATA
         terms = sum(m.terms() for m in micros)
-        flight.routes = route(windows, terms, samples, micro_batches, self._route_exchange)
+        flight.routes = route(windows, terms, samples, micro_batches, exchange or self._route_exchange)
 
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer."""
@@ -58,16 +61,28 @@ class SparseStages:
             state = np.empty((len(plan), group.state_width), group.dtype)
             store.retrieve(plan.tables, plan.keys, values, state)
             flight.buffers.append(RowBuffer(values, state, np.empty((0, group.dim), group.dtype)))
+        if flight.previous is not None:
+            owned = zip(_routes(flight.previous).owned, _routes(flight).owned)
+            flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in owned]
 
     def sync(self, flight: Flight) -> None:
-        """From here to `update` the rows are frozen.  Makes room for rows and gradients of the window."""
+        """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen.
+
+        Makes room for rows and gradients of the window, too.
+        """
+        if flight.previous is not None:
+            for old, new, (places, mine) in zip(flight.previous.buffers, flight.buffers, flight.shared):
+                kernels.copy_rows(old.values, places, new.values, mine)
+                if new.state.shape[1]:
+                    kernels.copy_rows(old.state, places, new.state, mine)
+            flight.previous = None
         for buffer, window, group in zip(flight.buffers, _routes(flight).windows, self.groups):
             buffer.grads = np.zeros_like(buffer.values)
             dtype = torch.float64 if group.dtype == np.float64 else torch.float32
             rows = torch.empty((len(window), group.dim), dtype=dtype)
             flight.windows.append(WindowBuffer(rows, torch.zeros_like(rows)))
 
-    def embed(self, flight: Flight, micro: int) -> None:
+    def embed(self, flight: Flight, micro: int, exchange: Exchange | None = None) -> None:
         """Rows first used in `micro`: from the owners' buffers into the requesters' windows."""
         routes, me = _routes(flight), self.world.rank
         sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
@@ -82,7 +97,7 @@ class SparseStages:
                     target = torch.empty((end - first, buffer.values.shape[1]), dtype=target.dtype)
                     sends[peer].append(target)
                 kernels.gather(buffer.values, plan.embed_rows[first:end], target.numpy())
-        self._row_exchange.exchange(sends, receives)
+        (exchange or self._row_exchange).exchange(sends, receives)
 
     def grad(self, flight: Flight, micro: int) -> None:
         """Summed gradients of the rows last used in `micro`: from the requesters' windows to the owners."""
@@ -133,11 +148,11 @@ class SparseStages:
     def look_up(self, batch: Batch | None) -> Flight:
         """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""
         flight = Flight(-1, [batch] if batch is not None else [], has_data=batch is not None)
-        self.route(flight, 1)
+        self.route(flight, 1, self._side_exchange)
         if not flight.ended:
             self.retrieve(flight)
             self.sync(flight)
-            self.embed(flight, 0)
+            self.embed(flight, 0, self._side_exchange)
         return flight
 
     def rows_of(self, table: str, keys: np.ndarray) -> torch.Tensor:
@@ -153,10 +168,10 @@ class SparseStages:
             self.world.size,
         )
         flight = Flight(-1, has_data=True)
-        flight.routes = route(windows, 0.0, 0, 1, self._route_exchange)
+        flight.routes = route(windows, 0.0, 0, 1, self._side_exchange)
         self.retrieve(flight)
         self.sync(flight)
-        self.embed(flight, 0)
+        self.embed(flight, 0, self._side_exchange)
         return flight.windows[group].rows[torch.from_numpy(windows[group].inverse).long()]
 
     def place_of(self, table: str) -> tuple[int, int]:

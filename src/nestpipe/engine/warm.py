@@ -9,6 +9,7 @@ from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.data.kernels import take_samples
 from nestpipe.engine.routing import route
+from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import plan_window
 from nestpipe.tables import kernels
 from nestpipe.tables.group import TableGroup
@@ -21,6 +22,7 @@ def compile_kernels(groups: list[TableGroup]) -> None:
     take_samples(key, np.array([0, 1]), key, 1)
     window = plan_window(key, one, table, np.zeros(1, np.int32), 1, 1)
     owned = route([window], 1.0, 1, 1, Exchange(World.single(), "route")).owned[0]
+    intersect_pairs(table, key, table, key)
     kinds = {(group.dtype, type(group.optimizer)): group for group in groups}
     for group in kinds.values():
         scratch = RowStore(group, seed=0)
@@ -31,6 +33,7 @@ def compile_kernels(groups: list[TableGroup]) -> None:
         scratch.retrieve(owned.tables, owned.keys, values, state)
         scratch.rows_of(0)
         kernels.gather(values, owned.embed_rows, values.copy())
+        kernels.copy_rows(values, key, values.copy(), key)
         kernels.scatter_add(values, owned.grad_rows, values.copy())
         kernels.sum_of_squares(values)
         kernels.scale(values, np.ones(1, group.dtype))

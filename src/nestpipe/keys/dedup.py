@@ -5,7 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nestpipe.keys.mixing import hash_of
+from nestpipe.keys.firsts import dense_limit, firsts_of_any, firsts_of_dense, scratch
+from nestpipe.keys.mixing import hash_of, word_of
+
+_BLOCK = 4096
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
@@ -18,40 +21,35 @@ def capacity_for(count):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _dedup(keys):  # type: ignore[no-untyped-def]
-    count = keys.shape[0]
-    # Start small and grow with the number of unique keys: batches repeat keys, and a small table stays in cache.
-    capacity = capacity_for(min(count, 1 << 14))
-    mask = np.uint64(capacity - 1)
-    table = np.full(capacity, -1, np.int32)
-    unique = np.empty(count, np.int64)
-    inverse = np.empty(count, np.int64)
-    found = 0
-    for i in range(count):
-        key = keys[i]
-        at = hash_of(0, key) & mask
-        while True:
-            u = table[at]
-            if u < 0:
-                table[at] = found
-                unique[found] = key
-                inverse[i] = found
-                found += 1
-                break
-            if unique[u] == key:
-                inverse[i] = u
-                break
-            at = (at + np.uint64(1)) & mask
-        if 3 * found > 2 * capacity:
-            capacity *= 4
-            mask = np.uint64(capacity - 1)
-            table = np.full(capacity, -1, np.int32)
-            for u in range(found):
-                at = hash_of(0, unique[u]) & mask
-                while table[at] >= 0:
-                    at = (at + np.uint64(1)) & mask
-                table[at] = u
-    return unique[:found].copy(), inverse
+def _lowest(keys, limit):  # type: ignore[no-untyped-def]
+    """The least key, and whether all are less than `limit` above it.  Gives up early where they are not."""
+    low = high = keys[0]
+    for start in range(0, keys.shape[0], _BLOCK):
+        for i in range(start, min(start + _BLOCK, keys.shape[0])):
+            low = min(low, keys[i])
+            high = max(high, keys[i])
+        if np.uint64(high) - np.uint64(low) >= limit:
+            return low, False
+    return low, True
+
+
+@numba.njit(nogil=True, cache=True)
+def _dedup(keys, reps, losers, places, unique, inverse):  # type: ignore[no-untyped-def]
+    words = keys.view(np.uint64)
+    low, dense = _lowest(keys, dense_limit(keys.shape[0]))
+    if dense:
+        firsts_of_dense(words, np.uint64(low), places, reps)
+    else:
+        firsts_of_any(words, places, losers, reps)
+    found = np.uint64(0)
+    for i in range(np.uint64(keys.shape[0])):
+        # Stored, loaded and stored again so that there is no choice between two values, which would become a branch.
+        rep = np.uint64(reps[i])
+        inverse[i] = found
+        inverse[i] = inverse[rep]
+        unique[found] = keys[i]
+        found += np.uint64(rep == i)
+    return found
 
 
 def dedup(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -59,37 +57,65 @@ def dedup(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     keys = np.ascontiguousarray(keys, dtype=np.int64)
     if keys.ndim != 1:
         raise ValueError(f"dedup takes one row of keys, not an array of shape {keys.shape}")
-    unique, inverse = _dedup(keys)
+    unique, inverse = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+    if len(keys):
+        _, reps, losers, places = scratch.for_words(len(keys))
+        found = _dedup(keys, reps, losers, places, unique, inverse)
+        unique.resize(found, refcheck=False)  # Gives the rest back without a copy: nobody else has seen this array.
     return unique, inverse
 
 
 @numba.njit(nogil=True, cache=True)
-def dedup_pairs(tables, keys):  # type: ignore[no-untyped-def]
-    """As `dedup`, for (table, key) pairs: unique tables, unique keys, inverse (int32)."""
-    count = keys.shape[0]
-    capacity = capacity_for(count)
-    mask = np.uint64(capacity - 1)
-    table = np.full(capacity, -1, np.int32)
-    unique_tables = np.empty(count, tables.dtype)
-    unique_keys = np.empty(count, np.int64)
-    inverse = np.empty(count, np.int32)
-    found = 0
-    for i in range(count):
+def number_firsts(reps, firsts, inverse):  # type: ignore[no-untyped-def]
+    """Numbers different words in order of first occurrence: firsts[u] = where u is first, inverse[i] = the number of i."""
+    found = np.uint64(0)
+    for i in range(np.uint64(reps.shape[0])):
+        rep = np.uint64(reps[i])
+        inverse[i] = found
+        inverse[i] = inverse[rep]
+        firsts[found] = i
+        found += np.uint64(rep == i)
+    return np.int64(found)
+
+
+@numba.njit(nogil=True, cache=True)
+def firsts_of_pairs(tables, keys, reps):  # type: ignore[no-untyped-def]
+    """As firsts_of_any, comparing both halves of every pair: for the case that two pairs have the same word."""
+    places = np.full(capacity_for(keys.shape[0]), -1, np.int32)
+    mask = np.uint64(places.shape[0] - 1)
+    for i in range(keys.shape[0]):
         at = hash_of(tables[i], keys[i]) & mask
-        while True:
-            u = table[at]
-            if u < 0:
-                table[at] = found
-                unique_tables[found] = tables[i]
-                unique_keys[found] = keys[i]
-                inverse[i] = found
-                found += 1
-                break
-            if unique_keys[u] == keys[i] and unique_tables[u] == tables[i]:
-                inverse[i] = u
-                break
+        while places[at] >= 0 and (keys[places[at]] != keys[i] or tables[places[at]] != tables[i]):
             at = (at + np.uint64(1)) & mask
-    return unique_tables[:found].copy(), unique_keys[:found].copy(), inverse
+        if places[at] < 0:
+            places[at] = i
+        reps[i] = places[at]
+
+
+@numba.njit(nogil=True, cache=True)
+def _dedup_pairs(tables, keys, words, reps, losers, places, inverse):  # type: ignore[no-untyped-def]
+    for i in range(keys.shape[0]):
+        words[i] = word_of(tables[i], keys[i])
+    firsts_of_any(words, places, losers, reps)
+    mixed = False
+    for i in range(np.uint64(keys.shape[0])):
+        mixed |= tables[np.uint64(reps[i])] != tables[i]
+    if mixed:
+        firsts_of_pairs(tables, keys, reps)
+    firsts = losers
+    found = number_firsts(reps, firsts, inverse)
+    unique_tables, unique_keys = np.empty(found, tables.dtype), np.empty(found, np.int64)
+    for u in range(found):
+        unique_tables[u] = tables[firsts[u]]
+        unique_keys[u] = keys[firsts[u]]
+    return unique_tables, unique_keys
+
+
+def dedup_pairs(tables: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `dedup`, for (table, key) pairs: unique tables, unique keys, inverse (int32)."""
+    inverse = np.empty(len(keys), np.int32)
+    unique_tables, unique_keys = _dedup_pairs(tables, keys, *scratch.for_words(len(keys)), inverse)
+    return unique_tables, unique_keys, inverse
 
 
 @numba.njit(nogil=True, cache=True)

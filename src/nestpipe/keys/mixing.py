@@ -21,9 +21,15 @@ def mix(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
+def word_of(table, key):  # type: ignore[no-untyped-def]
+    """One word for a pair: different for different keys of a table, hardly ever the same for different tables."""
+    return np.uint64(key) + np.uint64(table) * _TABLE_STEP
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
 def hash_of(table, key):  # type: ignore[no-untyped-def]
     """64 mixed bits of a (table, key) pair."""
-    return mix(np.uint64(key) + np.uint64(table) * _TABLE_STEP)
+    return mix(word_of(table, key))
 
 
 @numba.njit(nogil=True, cache=True, inline="always")

@@ -71,7 +71,7 @@ def run(config: dict[str, Any], world: World, same: Any) -> dict[str, Any]:
     data = batches(config, world.rank, same)
     losses = [_step(pipeline, data) for _ in range(config["warmup"])]
     step_ms = []
-    busy, sent = dict(pipeline.engine.busy), pipeline.sparse.traffic.bytes_sent
+    busy, sent = dict(pipeline.engine.timeline.busy), pipeline.sparse.traffic.bytes_sent
     if world.size > 1:
         dist.barrier()
     cpu, start = time.process_time(), time.perf_counter()
@@ -87,7 +87,7 @@ def run(config: dict[str, Any], world: World, same: Any) -> dict[str, Any]:
         "cpu_s": time.process_time() - cpu,
         "step_ms": step_ms,
         "losses": losses,
-        "stage_ms": {stage: 1e3 * (s - busy[stage]) / steps for stage, s in pipeline.engine.busy.items()},
+        "stage_ms": {stage: 1e3 * (s - busy[stage]) / steps for stage, s in pipeline.engine.timeline.busy.items()},
         "bytes_sent": (pipeline.sparse.traffic.bytes_sent - sent) / steps,
     }
 

@@ -1,9 +1,22 @@
 """Training schedules as lists of actions.  Pure Python: knows nothing of torch, devices or models."""
 
+from collections.abc import Callable
+
 from nestpipe.schedule.action import LANES, STAGES, Action
+from nestpipe.schedule.dbp import dbp
 from nestpipe.schedule.serial import serial
 
-BUILDERS = {"serial": serial}
-"""Name to builder; a builder gives the actions that one step of training issues, in order."""
+BUILDERS: dict[str, Callable[[int, int], list[Action]]] = {"serial": serial, "dbp": dbp}
+"""Name to builder; builder(step, micro_batches) gives the actions that one step of training issues, in order."""
 
-__all__ = ["BUILDERS", "LANES", "STAGES", "Action", "serial"]
+LOOKING_AHEAD = ("dbp",)
+"""Schedules that retrieve rows of a batch before the one before it has updated them."""
+
+
+def build(name: str, batches: int, micro_batches: int) -> list[Action]:
+    """The whole list for a number of batches: what is issued for batches beyond the last is left out."""
+    steps = (BUILDERS[name](step, micro_batches) for step in range(batches))
+    return [action for step in steps for action in step if action.batch < batches]
+
+
+__all__ = ["BUILDERS", "LANES", "LOOKING_AHEAD", "STAGES", "Action", "build", "dbp", "serial"]

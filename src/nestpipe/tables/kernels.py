@@ -60,6 +60,15 @@ def scatter(source, index, target):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def copy_rows(source, source_index, target, target_index):  # type: ignore[no-untyped-def]
+    """target[target_index[i]] = source[source_index[i]]."""
+    for i in range(source_index.shape[0]):
+        s, t = source_index[i], target_index[i]
+        for d in range(source.shape[1]):
+            target[t, d] = source[s, d]
+
+
+@numba.njit(nogil=True, cache=True)
 def scatter_add(source, index, target):  # type: ignore[no-untyped-def]
     """target[index[i]] += source[i], in the order of i."""
     for i in range(index.shape[0]):

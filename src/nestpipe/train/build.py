@@ -15,6 +15,8 @@ from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, Spars
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.sections import DenseSection, TablesSection
 
+NO_SAMPLES = "the training data has no samples: look at the paths and fractions in the recipe's [data]"
+
 
 def sparse_optimizer(section: TablesSection) -> SparseOptimizer:
     eps = {} if section.eps is None else {"eps": section.eps}
@@ -45,9 +47,12 @@ def dense_optimizer(section: DenseSection, model: nn.Module) -> torch.optim.Opti
 def open_source(recipe: Recipe, split: str, world: World) -> Source:
     source: Source = recipe.data.open(split, recipe.train.seed)
     if split == "train" and source.extent < world.size:
+        if source.extent == 0:
+            raise DataError(NO_SAMPLES)
+        samples = f"{source.extent} sample" + "s" * (source.extent > 1)
         raise DataError(
-            f"the training data has {source.extent} samples, fewer than the {world.size} workers: "
-            f"use --workers {max(1, source.extent)} or more data"
+            f"the training data has {samples}, fewer than the {world.size} workers: "
+            f"use --workers {source.extent} or more data"
         )
     return source
 

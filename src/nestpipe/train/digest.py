@@ -20,6 +20,7 @@ VERSION = b"nestpipe-digest-1\0"
 
 def digest(pipeline: TrainPipeline) -> str:
     """In hex, on every worker.  All workers call it together, between two steps."""
+    pipeline.settle()
     sha = hashlib.sha256(VERSION)
     names = sorted((t.name, g) for g, group in enumerate(pipeline.sparse.groups) for t in group.tables)
     for name, g in names:

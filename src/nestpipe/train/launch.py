@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -28,7 +27,8 @@ from nestpipe.comm.errors import PeerLost
 
 REPORTS = "NESTPIPE_REPORTS"
 """Names the folder in which workers of this launch leave word of their end."""
-GRACE_SECONDS = 1.0
+END_SECONDS = 3
+"""What a worker has to end in once it is told to; longer than the grace that it gives itself."""
 
 
 class LaunchError(RuntimeError):
@@ -52,7 +52,15 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
         max_restarts=0,
         monitor_interval=0.2,
         run_id=f"nestpipe-{os.getpid()}",
+        logs_specs=DefaultLogsSpecs(
+            os.devnull
+        ),  # workers write to our terminal; torch would leave empty folders in /tmp
+        # Not SIGINT, which torch would pass on: a worker that is just starting would answer it with a traceback.
+        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+        shutdown_timeout=END_SECONDS,
     )
+    # When a worker fails, torch waits up to 30 s for the others, and has no setting for it.  A stopped one never ends.
+    PContext.close.__defaults__ = (None, END_SECONDS)
     with tempfile.TemporaryDirectory(prefix="nestpipe-") as folder:
         os.environ[REPORTS] = folder
         try:
@@ -60,8 +68,6 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
         except ChildFailedError as error:
             raise LaunchError(_root_cause(error.failures, _reports(Path(folder)))) from None
         except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
             raise LaunchError(f"stopped by {error.sigval.name}; all workers were ended") from None
 
 
@@ -70,27 +76,33 @@ def _check_free(port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise LaunchError(
-                f"port {port} cannot be used ({error.strerror}): choose another --port, or none"
-            ) from None
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
+            raise LaunchError(f"port {port} cannot be used ({why}): choose another --port, or none") from None
 
 
 def _root_cause(failures: dict[int, ProcessFailure], reports: dict[int, Report]) -> str:
     """The earliest failure that is not the consequence of another worker's.
 
-    A worker that was killed cannot say where it was, so what a survivor noticed is added in brackets.
+    A worker that was killed cannot say where it was, so what a survivor noticed is added in brackets.  One that stopped answering
+    has to be killed by the launcher in the end; then what the survivor noticed is the cause.
     """
     causes = [report for report in reports.values() if not report.consequence]
     noticed = [report for report in reports.values() if report.consequence]
     if causes:
         return min(causes, key=lambda report: report.time).message
-    after = f" ({min(noticed, key=lambda report: report.time).message})" if noticed else ""
+    first = min(noticed, key=lambda report: report.time, default=None)
+    after = f" ({first.message})" if first else ""
     # The launcher itself ends the remaining workers with SIGTERM; that is nobody's cause.
+    told = (-signal.SIGTERM, 128 + signal.SIGTERM)
     deaths = [(f.timestamp, r, f.exitcode) for r, f in failures.items() if r not in reports]
-    deaths = [death for death in deaths if death[2] != -signal.SIGTERM] or deaths
+    deaths = [death for death in deaths if death[2] not in told] or deaths
+    if first and first.in_vain and all(code == -signal.SIGKILL for _, _, code in deaths):
+        return first.message + "".join(f"; worker {rank} did not answer and was ended" for _, rank, _ in sorted(deaths))
+    if first and not deaths:
+        return first.message
     if not deaths:
-        return after.strip(" ()") or "the workers failed and gave no reason"
+        return "the workers failed and gave no reason"
     _, rank, code = min(deaths)
     if code < 0:
         return f"worker {rank} was killed by {signal.Signals(-code).name}{after}"
@@ -104,6 +116,8 @@ class Report:
     message: str
     consequence: bool
     """Only because another worker had failed."""
+    in_vain: bool
+    """It waited for another worker until its patience ended; that one may still be there."""
     time: float
 
 
@@ -112,7 +126,8 @@ def report_failure(error: BaseException, message: str) -> bool:
     folder = os.environ.get(REPORTS)
     if not folder or "RANK" not in os.environ:
         return False
-    report = Report(message, isinstance(error, PeerLost), time.time())
+    lost = isinstance(error, PeerLost)
+    report = Report(message, lost, lost and " waited " in message, time.time())
     with contextlib.suppress(OSError):  # the parent still sees the exit code
         temporary = Path(folder) / f".{os.environ['RANK']}"
         temporary.write_text(json.dumps(asdict(report)))
@@ -124,19 +139,16 @@ def _reports(folder: Path) -> dict[int, Report]:
     return {int(path.stem): Report(**json.loads(path.read_text())) for path in folder.glob("*.json")}
 
 
-def end_on_signals() -> None:
-    """Lets SIGINT and SIGTERM end this worker even while it is blocked in an exchange; call it before threads start.
-
-    After SIGTERM, which the launcher sends when another worker has failed, there is a moment's grace: an exchange with a dead
-    worker fails at once, and this one can still say what it was doing.
-    """
-    signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-
-    def watch() -> None:
-        received = signal.sigwait(signals)
-        if received == signal.SIGTERM:
-            time.sleep(GRACE_SECONDS)
-        os._exit(128 + received)
-
-    threading.Thread(target=watch, name="nestpipe-signals", daemon=True).start()
+def as_peer_lost(error: Exception) -> Exception:
+    """What torch.distributed raises of its own, outside our exchanges, when another worker is gone: as one line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    if "RANK" not in os.environ or not isinstance(error, RuntimeError) or not module.startswith("torch.distributed"):
+        return error
+    text = " ".join(str(error).split())
+    rank = f"rank {os.environ['RANK']}"
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return PeerLost(f"{rank} waited in vain for another worker; raise --timeout if it was only slow")
+    return PeerLost(f"{rank} lost another worker: {text[:200]}")

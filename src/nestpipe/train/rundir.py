@@ -41,7 +41,7 @@ class RunDirectory:
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; it is in the file when this returns.  nan and infinity become null."""
         if self._writes:
-            line = json.dumps(_plain(record), allow_nan=False)
+            line = json.dumps(plain(record), allow_nan=False)
             path = self.path / "metrics.jsonl"
             with _one_line(path), path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -50,7 +50,7 @@ class RunDirectory:
         """Write summary.json whole or not at all, even if the machine stops in between."""
         if not self._writes:
             return
-        text = json.dumps(_plain(summary), allow_nan=False, indent=2) + "\n"
+        text = json.dumps(plain(summary), allow_nan=False, indent=2) + "\n"
         path, temporary = self.path / "summary.json", self.path / "summary.json.tmp"
         try:
             with _one_line(path):
@@ -91,16 +91,16 @@ def _one_line(path: Path) -> Iterator[None]:
         raise RunError(f"cannot write '{path}': {error.strerror or error}; choose another place with --run") from error
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can hold: tensors and numpy scalars as numbers, nan and infinity as null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # torch and numpy, scalars and arrays alike
-        return _plain(value.tolist())
+        return plain(value.tolist())
     return value

@@ -12,7 +12,7 @@ import torch
 from nestpipe.comm.world import World
 from nestpipe.data.source import DataError
 from nestpipe.pipeline import Progress
-from nestpipe.train.build import make_pipeline, open_source, train_stream
+from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
 from nestpipe.train.digest import digest
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
@@ -47,7 +47,7 @@ def train(recipe: Recipe, world: World, run: str | Path | None, quiet: bool = Fa
                 display.say(f"step {pace.steps}  {in_words(metrics)}")
             display.show(pace.fraction(stream.fraction()), pace.status())
         if pace.steps == 0:
-            raise DataError("the training data has no samples")
+            raise DataError(NO_SAMPLES)
         if not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
             metrics = evaluate(pipeline, held_out, recipe.eval)
             directory.log({"step": pace.steps, "eval": metrics})
@@ -68,7 +68,7 @@ def train(recipe: Recipe, world: World, run: str | Path | None, quiet: bool = Fa
         "seed": recipe.train.seed,
         "rows": sum(len(store) for store in pipeline.sparse.stores),
         "bytes_sent": pipeline.sparse.traffic.bytes_sent,
-        "stage_ms": {stage: 1e3 * s / pace.steps for stage, s in pipeline.engine.busy.items()},
+        "stage_ms": {stage: 1e3 * s / pace.steps for stage, s in pipeline.engine.timeline.busy.items()},
         "run": str(directory.path),
     }
     directory.write_summary(summary)
@@ -148,7 +148,9 @@ def in_words(metrics: dict[str, float]) -> str:
         text = f"held-out AUC {metrics['auc']:.4f}  NE {metrics['ne']:.4f}  log loss {metrics['log_loss']:.4f}"
         text += f"  calibration {metrics['calibration']:.3f}"
         if "bayes_auc" in metrics:
-            way = (metrics["auc"] - 0.5) / (metrics["bayes_auc"] - 0.5)
-            text += f"  Bayes AUC {metrics['bayes_auc']:.4f} ({way:.1%} of the way from 0.5)"
+            text += f"  Bayes AUC {metrics['bayes_auc']:.4f}"
+            if metrics["bayes_auc"] != 0.5:  # there is something to learn
+                way = (metrics["auc"] - 0.5) / (metrics["bayes_auc"] - 0.5)
+                text += f" ({way:.1%} of the way from 0.5)"
         return text
     return "  ".join(f"{k.upper()} {v:.4f}" for k, v in metrics.items() if k != "samples") or "no held-out samples"

@@ -1,0 +1,76 @@
+"""When each action ran, and from that what was hidden and what was exposed.
+
+Exposed is what the step had to wait for.  The critical path of a step is followed backwards from its last action on the compute
+lane: each action on it is exposed for as long as it ran, then comes whatever ended last of the things it waited for.  So exposed
+times add up to the step, and busy minus exposed was hidden behind something else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from nestpipe.schedule.action import Action, Name
+
+BETWEEN = "between"
+"""Time on the path in which no stage ran: hand-over between lanes, and the caller's own code between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action as it ran, in seconds of the worker's clock."""
+
+    action: Action
+    start: float
+    stop: float
+    after: Name | None
+    """The action before it on its lane."""
+
+
+class Timeline:
+    """Spans of the last steps, and sums over all steps.  One worker; filled by all lanes, read between steps."""
+
+    def __init__(self, keep_all: bool = False) -> None:
+        self.spans: dict[Name, Span] = {}
+        self.kept: list[Span] = []
+        """All spans since the start, where `keep_all` asks for a trace."""
+        self.busy: dict[str, float] = defaultdict(float)
+        self.exposed: dict[str, float] = defaultdict(float)
+        self.steps = 0
+        self._keep_all = keep_all
+        self._last_on_lane: dict[str, Name] = {}
+
+    def add(self, action: Action, start: float, stop: float) -> None:
+        """Called by the lane that ran the action; one lane at a time writes its own entries."""
+        span = Span(action, start, stop, self._last_on_lane.get(action.lane))
+        self._last_on_lane[action.lane] = action.name
+        self.spans[action.name] = span
+        self.busy[action.stage] += stop - start
+        if self._keep_all:
+            self.kept.append(span)
+
+    def close_step(self, last: Name, begin: float, end: float) -> None:
+        """Attributes the time from `begin` to `end`, at whose end `last` was the step's last action on the compute lane."""
+        self.steps += 1
+        at, name = end, last
+        while at > begin:
+            span = self.spans.get(name)
+            if span is None:
+                break
+            if span.stop < at:
+                gap_start = max(span.stop, begin)
+                self.exposed[BETWEEN] += at - gap_start
+                at = gap_start
+            start = max(min(span.start, at), begin)
+            self.exposed[span.action.stage] += at - start
+            at = start
+            previous = [self.spans[n] for n in (*span.action.waits, span.after) if n is not None and n in self.spans]
+            if not previous:
+                break
+            name = max(previous, key=lambda s: s.stop).action.name
+        self.exposed[BETWEEN] += max(0.0, at - begin)
+
+    def forget(self, before: int) -> None:
+        """Drops the spans of batches before `before`."""
+        for name in [n for n in list(self.spans) if n[1] < before]:
+            del self.spans[name]

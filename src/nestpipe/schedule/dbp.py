@@ -1,0 +1,70 @@
+"""Dual-Buffer Pipelining: while batch t computes, t+1 is retrieved, t+2 routed, t+3 moved and t+4 loaded.
+
+Two buffers hold rows: that of t, being trained, and that of t+1, being filled.  What `retrieve` read too early (rows that t is
+still changing) is put right by `sync`, which copies the rows that both batches touch, values and optimizer state.  Rows that t-1
+changed and t does not touch are in the store in time, because `writeback(t-1)` comes before `retrieve(t+1)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.effects import shared_rows
+
+AHEAD = {"load": 4, "move": 3, "route": 2, "retrieve": 1}
+"""How many batches each early stage is ahead of the batch that computes."""
+
+
+def dbp(step: int, micro_batches: int) -> list[Action]:
+    """The actions that step `step` issues: the early stages of later batches first, then stage five of batch `step`."""
+    return [*early(step), *stage_five(step, micro_batches)]
+
+
+def early(step: int) -> list[Action]:
+    """Stages 1 to 4 of the batches ahead; the first step fills the pipeline."""
+    first = {stage: step + ahead if step else 0 for stage, ahead in AHEAD.items()}
+    return [_early(s, batch) for s, ahead in AHEAD.items() for batch in range(first[s], step + ahead + 1)]
+
+
+def _early(stage: str, batch: int) -> Action:
+    waits: list[Name] = []
+    if stage == "move":
+        waits = [("load", batch, -1)]
+    elif stage == "route":
+        waits = [("move", batch, -1)]
+    elif stage == "retrieve":
+        waits = [("route", batch, -1)]
+        if batch >= 2:
+            # rows of t-2 that t-1 does not touch must be in the store; and the buffer of t-2 is free only then
+            waits.append(("writeback", batch - 2, -1))
+    return act(stage, batch, waits=tuple(waits))
+
+
+def stage_five(step: int, micro_batches: int) -> list[Action]:
+    """From `sync` to `writeback` of one batch, its micro-batches one after another."""
+    t = step
+    waits: list[Name] = [("retrieve", t, -1)]
+    if t:
+        waits += [("update", t - 1, -1), ("step", t - 1, -1)]
+    sync = act("sync", t, waits=tuple(waits))
+    if t:
+        sync = replace(sync, effects=(*sync.effects, *shared_rows(t)))
+    actions = [sync]
+    before: Name = sync.name
+    for m in range(micro_batches):
+        actions += [
+            act("embed", t, m, waits=(before,)),
+            act("compute", t, m, waits=(("embed", t, m), ("move", t, -1))),
+            act("grad", t, m, waits=(("compute", t, m),)),
+            act("accumulate", t, m, waits=(("grad", t, m),)),
+        ]
+        before = ("accumulate", t, m)
+    return [
+        *actions,
+        act("reduce", t, waits=(before,)),
+        act("agree", t, waits=(("reduce", t, -1), before)),
+        act("step", t, waits=(("agree", t, -1),)),
+        act("update", t, waits=(("agree", t, -1),)),
+        act("writeback", t, waits=(("update", t, -1),)),
+    ]

@@ -1,0 +1,192 @@
+"""Runs the command line in processes of their own, with a deadline, and sees to it that none of them is left.
+
+`Command` forks from a process that has torch loaded already (that of tests/workers.py) and then runs `nestpipe` as the console
+script would; its workers are new interpreters in any case.  `cold=True` starts a new interpreter here too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers import _context
+
+SCRIPT = str(Path(sys.executable).with_name("nestpipe"))
+MODULE = [sys.executable, "-m", "nestpipe"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+DEADLINE = 120.0
+"""Seconds after which a command counts as hanging, however busy the machine."""
+
+
+def small(*settings: str, workers: int = 1) -> list[str]:
+    """Arguments of a training of the shipped dlrm that takes a second once torch is loaded."""
+    sizes = ["data.samples=2000", "data.eval_samples=500", "data.features=4", "data.hot=1", "train.batch_size=100"]
+    sets = [part for setting in [*sizes, *settings] for part in ("--set", setting)]
+    return ["train", "dlrm", *sets, "--workers", str(workers)]
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    def summary(self) -> dict[str, Any]:
+        """The one JSON object on standard output, after a run with `--json -` that ended well."""
+        assert self.code == 0, self.err
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+class Command:
+    """A started command in `folder`, which is also where all of its temporary files go.
+
+    Every training gets `--run RUN` with a path that no other process has in its command line.
+    """
+
+    def __init__(
+        self, folder: Path, arguments: Sequence[str], run: str | None = None, cold: Sequence[str] = ()
+    ) -> None:
+        self.temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=folder))
+        self.run = folder / (run or self.temporary.name.replace("tmp", "run"))
+        self.arguments = [*arguments, *(["--run", str(self.run)] if arguments[0] == "train" else [])]
+        self._files = [self.temporary.with_suffix(".out"), self.temporary.with_suffix(".err")]
+        self._started = time.monotonic()
+        self._process: Any
+        if cold:
+            environment = {**os.environ, "TMPDIR": str(self.temporary)}
+            with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
+                self._process = subprocess.Popen(
+                    [*cold, *self.arguments],
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+        else:
+            paths = [str(path) for path in (folder, self.temporary, *self._files)]
+            self._process = _context().Process(target=_become_nestpipe, args=(self.arguments, *paths))
+            self._process.start()
+        self.pid: int = self._process.pid
+
+    def wait(self, deadline: float = DEADLINE) -> Ended:
+        """How it ended.  AssertionError if it did not in time, or left a process or a temporary file."""
+        code = self._wait_for(deadline)
+        seconds = time.monotonic() - self._started
+        left = [pid for pid in processes() if self._is_mine(pid)]
+        litter = sorted(str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*"))
+        if code is None or left:
+            self.end()
+        out, err = (path.read_text() for path in self._files)
+        assert code is not None, f"still running after {deadline:g} s: {err}"
+        assert not left, f"processes left behind after exit {code}: {err}"
+        assert not litter, f"temporary files left behind: {litter}"
+        return Ended(code, out, err, seconds)
+
+    def _wait_for(self, deadline: float) -> int | None:
+        if isinstance(self._process, subprocess.Popen):
+            try:
+                return self._process.wait(deadline)
+            except subprocess.TimeoutExpired:
+                return None
+        self._process.join(deadline)
+        return self._process.exitcode
+
+    def _is_mine(self, pid: int) -> bool:
+        """The process itself, what is in its session, and workers, which have sessions of their own and name the run."""
+        try:
+            named = str(self.run) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            return False
+        return (named or int(session) == self.pid) and state != "Z"
+
+    def workers(self) -> dict[int, int]:
+        """Process ids of the workers by rank."""
+        found = {}
+        for pid in processes():
+            if self._is_mine(pid):
+                environment = dict(e.partition("=")[::2] for e in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+                if "RANK" in environment and pid != self.pid:
+                    found[int(environment["RANK"])] = pid
+        return found
+
+    def once_training(self, workers: int) -> dict[int, int]:
+        """Waits until steps are being taken (needs train.log_every=1); the workers by rank."""
+        until = time.monotonic() + DEADLINE
+        log = self.run / "metrics.jsonl"
+        while not (log.exists() and log.read_text().count("\n") >= 3):
+            assert time.monotonic() < until and self._alive(), self._files[1].read_text()
+            time.sleep(0.05)
+        found = self.workers()
+        assert sorted(found) == list(range(workers)), found
+        return found
+
+    def _alive(self) -> bool:
+        return self._process.poll() is None if isinstance(self._process, subprocess.Popen) else self._process.is_alive()
+
+    def end(self) -> None:
+        for pid in processes():
+            if self._is_mine(pid):
+                os.kill(pid, signal.SIGKILL)
+        self._wait_for(10)
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _become_nestpipe(arguments: list[str], folder: str, temporary: str, out: str, err: str) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, path in enumerate((os.devnull, out, err)):
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.argv = ["nestpipe", *arguments]
+    runpy.run_module("nestpipe", run_name="__main__", alter_sys=True)
+
+
+def nestpipe(folder: Path, *arguments: str, run: str | None = None, cold: Sequence[str] = ()) -> Ended:
+    return Command(folder, arguments, run, cold).wait()
+
+
+def one_line(ended: Ended) -> str:
+    """What a command that failed said: one line, for a person."""
+    assert ended.code != 0, ended
+    assert "Traceback" not in ended.err and ended.err.startswith("nestpipe: ") and ended.err.count("\n") == 1, ended.err
+    assert ended.out == ""
+    return ended.err.removeprefix("nestpipe: ").strip()
+
+
+def refused(ended: Ended, *words: str) -> None:
+    """A failure in one line that has all of these words in it."""
+    line = one_line(ended)
+    assert all(word in line for word in words), line
+
+
+def until(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
