@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import oracle
 import samples
 from nestpipe import SGD, Adagrad, Adam, RowWiseAdagrad
+from nestpipe.schedule import BUILDERS
 from oracle import Trained, distance
 from training import Part, Setting, joined, train_all
 from workers import run
@@ -144,6 +146,26 @@ def test_two_runs_are_bit_for_bit_alike(model: str, workers: int) -> None:
     for a, b in zip(first, second):
         for one, two in zip(a, b):
             assert bits(one.trained) == bits(two.trained)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("model", samples.MODELS)
+@pytest.mark.parametrize("schedule", [name for name in BUILDERS if name != "serial"])
+def test_every_schedule_is_bit_for_bit_serial(schedule: str, model: str, workers: int) -> None:
+    """Promise: a schedule changes when things are done, and not one bit of what comes out, in float32 too."""
+    plain = [
+        Setting(model, OPTIMIZERS[o], n, steps=12, dtype=d)
+        for o, n, d in [
+            ("adagrad", 1, "float32"),
+            ("adam", 4, "float32"),
+            ("rowwise", 3, "float64"),
+            ("sgd", 2, "float64"),
+        ]
+    ]
+    by_rank = run(workers, train_all, [*plain, *(replace(setting, schedule=schedule) for setting in plain)])
+    for parts in by_rank:
+        for serial, other in zip(parts[: len(plain)], parts[len(plain) :]):
+            assert bits(serial.trained) == bits(other.trained)
 
 
 def flat(grads: dict[str, np.ndarray]) -> np.ndarray:

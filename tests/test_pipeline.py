@@ -32,6 +32,7 @@ from nestpipe import (
 from nestpipe.comm.exchange import PIECE_BYTES, Exchange
 from nestpipe.engine.walk import walk
 from nestpipe.pipeline import NotFinite
+from nestpipe.schedule import BUILDERS
 from oracle import Trained, distance
 from training import Part, Setting, gather, joined, make_pipeline, my_batches, train, train_all
 from workers import run
@@ -106,6 +107,32 @@ def test_workers_agree_on_the_end_of_the_data(micro_batches: int) -> None:
         assert steps == [(n, 2 * sum(n < count for count in counts)) for n in range(7)]
         assert outputs == [2 if n < counts[rank] else 0 for n in range(7)]
         assert again and next_batch == 7
+
+
+def train_epochs(world: World, schedule: str) -> tuple[list[int], list[float], list[float]]:
+    pipeline = small_pipeline(world, schedule=schedule, micro_batches=2)
+    once = small_pipeline(world, micro_batches=2)
+    counts, losses, wanted = [], [], []
+    epochs = [[one_feature([1, world.rank], [n]) for n in range(count)] for count in (3, 0, 2)]
+    for epoch in epochs:
+        batches = iter(epoch)
+        while (step := pipeline.progress(batches)) is not None:
+            counts.append(step.batch)
+            losses.append(step.loss)
+    everything_at_once = iter([batch for epoch in epochs for batch in epoch])
+    while (step := once.progress(everything_at_once)) is not None:
+        wanted.append(step.loss)
+    pipeline.close()
+    return counts, losses, wanted
+
+
+@pytest.mark.xfail(strict=True, reason="the engine remembers the end of the data for good: a second epoch trains nothing")
+@pytest.mark.parametrize("schedule", BUILDERS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_epochs_go_on_with_a_new_iterator(workers: int, schedule: str) -> None:
+    """Promise: after the data has ended, progress goes on with a new iterator, as if the data had never ended."""
+    for counts, losses, wanted in run(workers, train_epochs, schedule):
+        assert counts == [0, 1, 2, 3, 4] and losses == wanted
 
 
 def train_on_nothing(world: World) -> tuple[object, dict[str, bytes], bool]:

@@ -96,6 +96,7 @@ def train(world: World, setting: Setting) -> Part:
         counts.append(step.samples)
     gather(pipeline, trained)
     asked = {table: pipeline.rows(table, k).numpy() for table, k in keys.items()}
+    pipeline.close()
     return Part(trained, first_rows, first_dense, asked, trained.norms, counts)
 
 
@@ -125,6 +126,7 @@ def spy_on_first_step(pipeline: TrainPipeline, trained: Trained) -> None:
 
 def gather(pipeline: TrainPipeline, trained: Trained) -> None:
     """This worker's shard of the tables, and the dense part.  `keys` of the first step stay under "first <table>"."""
+    pipeline.settle()
     trained.keys = {f"first {table}": keys for table, keys in trained.keys.items()}
     for group, store in zip(pipeline.sparse.groups, pipeline.sparse.stores):
         for number, table in enumerate(group.tables):

@@ -86,7 +86,7 @@ def _restore_terminal() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from nestpipe import version
+    from nestpipe import cli_verify, version
 
     parser = argparse.ArgumentParser(
         prog="nestpipe",
@@ -97,18 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train", help="train a recipe", description=TRAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    train.add_argument("recipe", help="a TOML file, or the name of a shipped recipe: " + ", ".join(_shipped()))
-    train.add_argument("--workers", type=int, metavar="N", help="local worker processes (train.workers)")
-    train.add_argument("--schedule", metavar="S", help="how stages overlap (pipeline.schedule)")
-    train.add_argument("--steps", type=int, metavar="N", help="stop after N steps (train.steps)")
-    train.add_argument("--seed", type=int, metavar="N", help="seed of everything that is drawn (train.seed)")
-    train.add_argument("--timeout", type=float, metavar="S", help="seconds a worker waits for another (train.timeout)")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override any key of the recipe")
+    _recipe_flags(train)
     train.add_argument("--run", metavar="DIR", help="the run directory; default runs/<recipe>-<time>")
     train.add_argument("--json", metavar="FILE", help="write the summary here too ('-': standard output)")
-    train.add_argument("--port", type=int, metavar="P", help="port on which local workers meet; default any free one")
     train.add_argument("--quiet", action="store_true", help="no progress line")
+    train.add_argument("--check", choices=["staleness"], help="verify the version of every row that is read; slower")
+    train.add_argument(
+        "--trace", metavar="FILE", help="write when every action ran, on all workers, for ui.perfetto.dev"
+    )
     train.set_defaults(command=_train)
+    cli_verify.add_parser(commands, _recipe_flags)
     bench = commands.add_parser(
         "bench",
         help="measure the rungs of a ladder side by side",
@@ -126,13 +124,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _recipe_flags(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that runs a recipe on workers."""
+    parser.add_argument("recipe", help="a TOML file, or the name of a shipped recipe: " + ", ".join(_shipped()))
+    parser.add_argument("--workers", type=int, metavar="N", help="local worker processes (train.workers)")
+    parser.add_argument("--schedule", metavar="S", help="how stages overlap (pipeline.schedule)")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps (train.steps)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything that is drawn (train.seed)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds a worker waits for another (train.timeout)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override any key of the recipe"
+    )
+    parser.add_argument("--port", type=int, metavar="P", help="port on which local workers meet; default any free one")
+
+
 def _shipped() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def _load(args: argparse.Namespace) -> Any:
+def load(args: argparse.Namespace) -> Any:
     from nestpipe.data.kinds import KINDS as DATA
     from nestpipe.models.kinds import KINDS as MODELS
+    from nestpipe.schedule import BUILDERS
     from nestpipe.train.recipe import load_recipe
 
     overrides = list(args.set)
@@ -141,7 +154,10 @@ def _load(args: argparse.Namespace) -> Any:
     for key, value in flags.items():
         if value is not None:
             overrides.append(f"{key}={value}")
-    return load_recipe(args.recipe, overrides, DATA, MODELS, RECIPES)
+    recipe = load_recipe(args.recipe, overrides, DATA, MODELS, RECIPES)
+    if recipe.pipeline.schedule not in BUILDERS:
+        raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {recipe.pipeline.schedule!r}")
+    return recipe
 
 
 def _train(args: argparse.Namespace, arguments: list[str]) -> int:
@@ -150,12 +166,8 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
         end_on_signals()
         return _train_here(args)
-    _check_json(args.json)
-    recipe = _load(args)
-    from nestpipe.schedule import BUILDERS
-
-    if recipe.pipeline.schedule not in BUILDERS:
-        raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {recipe.pipeline.schedule!r}")
+    check_json(args.json)
+    recipe = load(args)
     if recipe.train.workers == 1:
         return _train_here(args)
     from nestpipe.train.launch import launch
@@ -170,12 +182,12 @@ def _train_here(args: argparse.Namespace) -> int:
     from nestpipe.comm.world import World
     from nestpipe.train.trainer import in_words, train
 
-    recipe = _load(args)
+    recipe = load(args)
     world = World.join(recipe.train.timeout)
-    summary = train(recipe, world, args.run, args.quiet)
+    summary = train(recipe, world, args.run, quiet=args.quiet, check_staleness=args.check == "staleness")
     if world.rank == 0:
         _show(summary, in_words(summary["metrics"]))
-        _write_json(args.json, summary)
+        write_json(args.json, summary)
     world.leave()
     return 0
 
@@ -189,14 +201,26 @@ def _show(summary: dict[str, Any], metrics: str) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    stages = sorted(summary["stage_ms"].items(), key=lambda item: -item[1])
-    shown = "  ".join(f"{stage} {ms:.1f}" for stage, ms in stages if ms >= 0.05)
-    console.print(f"ms per step: {shown}", highlight=False, soft_wrap=True)
+    _show_stages(console, summary)
     console.print(f"[bold]{metrics}[/bold]", highlight=False, soft_wrap=True)
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}", highlight=False, soft_wrap=True)
 
 
-def _check_json(place: str | None) -> None:
+def _show_stages(console: Console, summary: dict[str, Any]) -> None:
+    """Per stage what was hidden and what the step had to wait for; the exposed column adds up to the step."""
+    table = Table(box=None, pad_edge=False, title_justify="left", title=f"a step of {summary['step_ms']:.1f} ms")
+    table.add_column("stage")
+    for column in ("busy ms", "hidden", "exposed", "of step"):
+        table.add_column(column, justify="right")
+    for stage, ms in summary["stages"].items():
+        if ms["busy_ms"] >= 0.05 or ms["exposed_ms"] >= 0.05:
+            share = ms["exposed_ms"] / max(summary["step_ms"], 1e-9)
+            numbers = [f"{ms[kind]:.1f}" for kind in ("busy_ms", "hidden_ms", "exposed_ms")]
+            table.add_row(stage, *numbers, f"{share:.0%}", style="dim" if share < 0.005 else None)
+    console.print(table, highlight=False)
+
+
+def check_json(place: str | None) -> None:
     """Before hours of work, not after them."""
     if place and place != "-":
         folder = Path(place).parent
@@ -205,7 +229,7 @@ def _check_json(place: str | None) -> None:
             raise ValueError(f"--json {place} cannot be written: {why}")
 
 
-def _write_json(place: str | None, what: dict[str, Any]) -> None:
+def write_json(place: str | None, what: dict[str, Any]) -> None:
     from nestpipe.train.rundir import plain
 
     if place == "-":
@@ -218,7 +242,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.lab.ladder import load_ladder, run_ladder
     from nestpipe.train.display import Display
 
-    _check_json(args.json)
+    check_json(args.json)
     ladder = load_ladder(args.ladder)
     repeats = args.repeats if args.repeats is not None else ladder.repeats
     if repeats < 1:
@@ -236,7 +260,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         row = [f"{rung['step_ms']:.1f}", spread, f"{rung['cpu_ms']:.1f}", f"{rung['samples_per_s']:,.0f}"]
         table.add_row(rung["name"], *row, *ratios)
     Console().print(table)
-    _write_json(args.json, result)
+    write_json(args.json, result)
     return 0
 
 

@@ -207,10 +207,17 @@ def collections_in(model: nn.Module) -> list[Collection[TableConfig]]:
 
 
 def attach_collections(
-    collections: Sequence[Collection[Config]], world: World, default_optimizer: SparseOptimizer, seed: int
+    collections: Sequence[Collection[Config]],
+    world: World,
+    default_optimizer: SparseOptimizer,
+    seed: int,
+    *,
+    buffer_limit: int | None = None,
+    successor_reads: bool = False,
+    stamped: bool = False,
 ) -> SparseStages:
     """Groups the tables of all collections, makes this worker's shard of them, and tells each collection its places."""
-    groups = group_tables([table for c in collections for table in c.tables], default_optimizer)
+    groups = group_tables([table for c in collections for table in c.tables], default_optimizer, stamped)
     features: list[list[str]] = [[] for _ in groups]
     numbers: list[list[int]] = [[] for _ in groups]
     place = {table.name: (g, n) for g, group in enumerate(groups) for n, table in enumerate(group.tables)}
@@ -224,7 +231,7 @@ def attach_collections(
             numbers[g].append(number)
         places.append(mine)
     lookups = [GroupLookups(g, tuple(f), np.array(n, np.uint16)) for g, f, n in zip(groups, features, numbers)]
-    stages = SparseStages(world, lookups, seed)
+    stages = SparseStages(world, lookups, seed, buffer_limit=buffer_limit, successor_reads=successor_reads)
     for collection, mine in zip(collections, places):
         collection.attach(stages, mine)
     return stages

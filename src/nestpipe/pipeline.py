@@ -18,9 +18,10 @@ from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.embedding import View, attach_collections, collections_in
 from nestpipe.engine.dense import DenseReplica
-from nestpipe.engine.engine import Engine
+from nestpipe.engine.engine import CALLERS_LANE, Engine
 from nestpipe.engine.flight import Flight, Verdict
 from nestpipe.engine.routing import MAX_MICRO_BATCHES
+from nestpipe.engine.timeline import Timeline
 from nestpipe.engine.warm import compile_kernels
 from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
@@ -67,6 +68,9 @@ class TrainPipeline:
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
         dense_rate: Rate | None = None,
+        buffer_limit: int | None = None,
+        check_staleness: bool = False,
+        trace: bool = False,
         world: World | None = None,
     ) -> None:
         if schedule not in BUILDERS:
@@ -84,7 +88,15 @@ class TrainPipeline:
         self.table_rate = table_rate
         self.dense_rate = dense_rate
         self._collections = collections_in(model)
-        self.sparse = attach_collections(self._collections, self.world, sparse_optimizer or RowWiseAdagrad(), seed)
+        self.sparse = attach_collections(
+            self._collections,
+            self.world,
+            sparse_optimizer or RowWiseAdagrad(),
+            seed,
+            buffer_limit=buffer_limit,
+            successor_reads=schedule in LOOKING_AHEAD,
+            stamped=check_staleness,
+        )
         compile_kernels(self.sparse.groups)
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)
@@ -113,6 +125,7 @@ class TrainPipeline:
             },
             self.world.rank,
             threads=schedule != "serial",
+            timeline=Timeline(keep_all=trace),
         )
 
     def progress(self, batches: Iterator[Batch]) -> Progress | None:
@@ -139,7 +152,8 @@ class TrainPipeline:
         self.next_batch += 1
         self._flights.pop(number - 1, None)
         self._last_end = time.perf_counter()
-        self.engine.timeline.close_step(("step", number, -1), begin, self._last_end)
+        mine = actions if self.schedule == "serial" else [a for a in actions if a.lane == CALLERS_LANE]
+        self.engine.timeline.close_step(mine[-1].name, begin, self._last_end)
         self.engine.forget(number - 1)
         assert flight.verdict is not None and flight.routes is not None
         return Progress(

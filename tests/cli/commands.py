@@ -83,18 +83,18 @@ class Command:
             self._process.start()
         self.pid: int = self._process.pid
 
-    def wait(self, deadline: float = DEADLINE) -> Ended:
-        """How it ended.  AssertionError if it did not in time, or left a process or a temporary file."""
+    def wait(self, deadline: float = DEADLINE, litter: bool = False) -> Ended:
+        """How it ended.  AssertionError if it did not in time, or left a process, or (unless `litter`) a temporary file."""
         code = self._wait_for(deadline)
         seconds = time.monotonic() - self._started
         left = [pid for pid in processes() if self._is_mine(pid)]
-        litter = sorted(str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*"))
+        files = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
         if code is None or left:
             self.end()
         out, err = (path.read_text() for path in self._files)
         assert code is not None, f"still running after {deadline:g} s: {err}"
         assert not left, f"processes left behind after exit {code}: {err}"
-        assert not litter, f"temporary files left behind: {litter}"
+        assert litter or not files, f"temporary files left behind: {files}"
         return Ended(code, out, err, seconds)
 
     def _wait_for(self, deadline: float) -> int | None:

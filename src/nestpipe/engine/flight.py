@@ -9,16 +9,8 @@ import numpy as np
 import torch
 
 from nestpipe.data.batch import Batch
+from nestpipe.engine.buffers import RowBuffer
 from nestpipe.engine.routing import Routes
-
-
-@dataclass
-class RowBuffer:
-    """An owner's rows of one group for one batch: values, optimizer state and summed gradients, one row per unique key."""
-
-    values: np.ndarray
-    state: np.ndarray
-    grads: np.ndarray
 
 
 @dataclass

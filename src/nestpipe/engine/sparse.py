@@ -14,9 +14,11 @@ import torch
 from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
-from nestpipe.engine.flight import Flight, RowBuffer, WindowBuffer
+from nestpipe.engine.buffers import Buffers
+from nestpipe.engine.flight import Flight, WindowBuffer
 from nestpipe.engine.lookups import GroupLookups
 from nestpipe.engine.routing import NO_DATA, Routes, route
+from nestpipe.engine.staleness import Ledger
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import Window, plan_window
 from nestpipe.tables import kernels
@@ -26,11 +28,23 @@ from nestpipe.tables.store import RowStore
 class SparseStages:
     """The sparse side of one worker: its shard of every table group and its talk with the other workers."""
 
-    def __init__(self, world: World, lookups: Sequence[GroupLookups], seed: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        lookups: Sequence[GroupLookups],
+        seed: int,
+        *,
+        buffer_limit: int | None = None,
+        successor_reads: bool = False,
+    ) -> None:
         self.world = world
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
         self.stores = [RowStore(group, seed) for group in self.groups]
+        self.buffers = Buffers(self.groups, buffer_limit)
+        self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
+        self._holders = 2 if successor_reads else 1
+        """Who reads a batch's buffer last: its own writeback, and the next batch's sync where there is one."""
         self.traffic = Traffic()
         self._route_exchange = Exchange(world, "route", self.traffic)
         self._row_exchange = Exchange(world, "network", self.traffic)
@@ -55,15 +69,13 @@ class SparseStages:
 
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer."""
-        for store, plan in zip(self.stores, _routes(flight).owned):
-            group = store.group
-            values = np.empty((len(plan), group.dim), group.dtype)
-            state = np.empty((len(plan), group.state_width), group.dtype)
-            store.retrieve(plan.tables, plan.keys, values, state)
-            flight.buffers.append(RowBuffer(values, state, np.empty((0, group.dim), group.dtype)))
+        owned = _routes(flight).owned
+        flight.buffers = self.buffers.take(f"batch {flight.number}", [len(plan) for plan in owned], self._holders)
+        for store, plan, buffer in zip(self.stores, owned, flight.buffers):
+            store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state)
         if flight.previous is not None:
-            owned = zip(_routes(flight.previous).owned, _routes(flight).owned)
-            flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in owned]
+            pairs = zip(_routes(flight.previous).owned, owned)
+            flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
 
     def sync(self, flight: Flight) -> None:
         """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen.
@@ -75,9 +87,16 @@ class SparseStages:
                 kernels.copy_rows(old.values, places, new.values, mine)
                 if new.state.shape[1]:
                     kernels.copy_rows(old.state, places, new.state, mine)
+                old.release()
             flight.previous = None
-        for buffer, window, group in zip(flight.buffers, _routes(flight).windows, self.groups):
-            buffer.grads = np.zeros_like(buffer.values)
+        if self.ledger is not None:
+            self.ledger.verify(flight)
+        for buffer in flight.buffers:
+            buffer.grads[:] = 0
+        self._make_windows(flight)
+
+    def _make_windows(self, flight: Flight) -> None:
+        for window, group in zip(_routes(flight).windows, self.groups):
             dtype = torch.float64 if group.dtype == np.float64 else torch.float32
             rows = torch.empty((len(window), group.dim), dtype=dtype)
             flight.windows.append(WindowBuffer(rows, torch.zeros_like(rows)))
@@ -139,21 +158,33 @@ class SparseStages:
         for group, buffer in zip(self.groups, flight.buffers):
             lr = group.optimizer.lr * rate(flight.number)
             group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, flight.number + 1)
+        if self.ledger is not None:
+            self.ledger.stamp(flight)
 
     def writeback(self, flight: Flight) -> None:
         """The buffer's rows and optimizer state back to the store; new keys get their row here."""
         for store, buffer, plan in zip(self.stores, flight.buffers, _routes(flight).owned):
             store.writeback(plan.tables, plan.keys, buffer.values, buffer.state)
+            buffer.release()
 
     def look_up(self, batch: Batch | None) -> Flight:
         """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""
         flight = Flight(-1, [batch] if batch is not None else [], has_data=batch is not None)
         self.route(flight, 1, self._side_exchange)
         if not flight.ended:
-            self.retrieve(flight)
-            self.sync(flight)
-            self.embed(flight, 0, self._side_exchange)
+            self._fetch(flight)
         return flight
+
+    def _fetch(self, flight: Flight) -> None:
+        """The rows of a routed flight outside the schedule: nothing will be written back."""
+        owned = _routes(flight).owned
+        flight.buffers = self.buffers.take("a lookup", [len(plan) for plan in owned], holders=1)
+        for store, plan, buffer in zip(self.stores, owned, flight.buffers):
+            store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state)
+        self._make_windows(flight)
+        self.embed(flight, 0, self._side_exchange)
+        for buffer in flight.buffers:
+            buffer.release()
 
     def rows_of(self, table: str, keys: np.ndarray) -> torch.Tensor:
         """Current rows [n, D] of any keys of one table (first values where there is no row).  All workers call it together."""
@@ -169,9 +200,7 @@ class SparseStages:
         )
         flight = Flight(-1, has_data=True)
         flight.routes = route(windows, 0.0, 0, 1, self._side_exchange)
-        self.retrieve(flight)
-        self.sync(flight)
-        self.embed(flight, 0, self._side_exchange)
+        self._fetch(flight)
         return flight.windows[group].rows[torch.from_numpy(windows[group].inverse).long()]
 
     def place_of(self, table: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from nestpipe.schedule.action import Action, Name
+from nestpipe.schedule.action import STAGES, Action, Name
 
 BETWEEN = "between"
 """Time on the path in which no stage ran: hand-over between lanes, and the caller's own code between two steps."""
@@ -69,6 +69,27 @@ class Timeline:
                 break
             name = max(previous, key=lambda s: s.stop).action.name
         self.exposed[BETWEEN] += max(0.0, at - begin)
+
+    def restart(self) -> None:
+        """Begins the sums anew: the first steps, which fill caches and pipelines, should not count."""
+        self.busy.clear()
+        self.exposed.clear()
+        self.steps = 0
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """Per stage: busy, hidden and exposed milliseconds per step.  The exposed ones add up to the step."""
+        steps = max(1, self.steps)
+        stages = [stage for stage in (*STAGES, BETWEEN) if self.busy.get(stage) or self.exposed.get(stage)]
+        report = {}
+        for stage in stages:
+            exposed = self.exposed.get(stage, 0.0)
+            busy = self.busy.get(stage, exposed)
+            report[stage] = {
+                "busy_ms": 1e3 * busy / steps,
+                "hidden_ms": 1e3 * max(0.0, busy - exposed) / steps,
+                "exposed_ms": 1e3 * exposed / steps,
+            }
+        return report
 
     def forget(self, before: int) -> None:
         """Drops the spans of batches before `before`."""

@@ -33,7 +33,7 @@ def walk(stages: SparseStages, table: str, chunk_rows: int = 1 << 16) -> Iterato
         exchange.all_reduce(bound, dist.ReduceOp.MIN)
         stop = at + int(np.searchsorted(keys[at:], int(bound), side="right"))
         part = slots[at:stop]
-        mine = (keys[at:stop], store.values.rows[part], store.state.rows[part])
+        mine = (keys[at:stop], *store.read(part))
         at = stop
         everybody = _to_first(exchange, mine)
         if everybody is not None and len(everybody[0]):

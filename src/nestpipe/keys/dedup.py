@@ -79,6 +79,15 @@ def number_firsts(reps, firsts, inverse):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def tables_differ(tables, reps):  # type: ignore[no-untyped-def]
+    """Whether two tables' pairs were taken for one, which is the only way that words can deceive."""
+    differ = False
+    for i in range(np.uint64(reps.shape[0])):
+        differ |= tables[np.uint64(reps[i])] != tables[i]
+    return differ
+
+
+@numba.njit(nogil=True, cache=True)
 def firsts_of_pairs(tables, keys, reps):  # type: ignore[no-untyped-def]
     """As firsts_of_any, comparing both halves of every pair: for the case that two pairs have the same word."""
     places = np.full(capacity_for(keys.shape[0]), -1, np.int32)
@@ -97,10 +106,7 @@ def _dedup_pairs(tables, keys, words, reps, losers, places, inverse):  # type: i
     for i in range(keys.shape[0]):
         words[i] = word_of(tables[i], keys[i])
     firsts_of_any(words, places, losers, reps)
-    mixed = False
-    for i in range(np.uint64(keys.shape[0])):
-        mixed |= tables[np.uint64(reps[i])] != tables[i]
-    if mixed:
+    if tables_differ(tables, reps):
         firsts_of_pairs(tables, keys, reps)
     firsts = losers
     found = number_firsts(reps, firsts, inverse)

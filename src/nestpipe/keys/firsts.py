@@ -20,7 +20,7 @@ from nestpipe.keys.native import prefetch_to_write, trailing_zeros
 from nestpipe.keys.slab import Slab
 
 # Unsigned all through: numba makes signed indices count from the end where negative, three instructions per access.
-_ZERO, _ONE, _CHUNK, _AHEAD, _LINE, _WORD_BITS = (np.uint64(n) for n in (0, 1, 64, 64, 16, 64))
+_ZERO, _ONE, _CHUNK, _AHEAD, _LINE, _WORD_BITS = (np.uint64(n) for n in (0, 1, 64, 128, 16, 64))
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 MAX_WORDS = 1 << 30
@@ -45,8 +45,8 @@ class Scratch(threading.local):
             room = 1 << (count - 1).bit_length()
             self.ints, self.words = np.empty((2, room), np.int32), np.empty(room, np.uint64)
         places = self.places
-        if 2 * hashed_places(count) > len(places):
-            places = np.empty(2 * hashed_places(count), np.int32)
+        if 3 * hashed_places(count) > len(places):
+            places = np.empty(3 * hashed_places(count), np.int32)
         return self.words[:count], self.ints[0, :count], self.ints[1, :count], places
 
 
@@ -55,8 +55,8 @@ scratch = Scratch()
 
 @numba.njit(nogil=True, cache=True)
 def hashed_places(count):  # type: ignore[no-untyped-def]
-    """How many places hashed words get: a power of two, a little above their number.  Twice, it leaves few losers even where
-    no word repeats; but this one is in the cache."""
+    """How many places hashed words get: the power of two a little above their number.  More would leave fewer losers, but
+    what is saved there is lost to the cache."""
     places = 64
     while 8 * places < 9 * count:
         places *= 2
@@ -86,12 +86,14 @@ def firsts_of_dense(words, low, places, reps):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def firsts_of_any(words, places, losers, reps):  # type: ignore[no-untyped-def]
-    """reps[i] = the least j with words[j] == words[i].  `places` has room for 2 * hashed_places(count)."""
+    """reps[i] = the least j with words[j] == words[i].  `places` has room for 3 * hashed_places(count)."""
     count = np.uint64(words.shape[0])
     size = np.uint64(hashed_places(words.shape[0]))
     shift = np.uint64(_WORD_BITS - trailing_zeros(size))
     warm = np.int32(0)
-    for line in range(size // _LINE):  # Reading in order brings the table nearer far faster than the random stores would.
+    for line in range(
+        size // _LINE
+    ):  # Reading in order brings the table nearer far faster than the random stores would.
         warm |= places[np.uint64(line) * _LINE]
     i = count
     while i > _ZERO:
@@ -100,7 +102,7 @@ def firsts_of_any(words, places, losers, reps):  # type: ignore[no-untyped-def]
     for j in range(count):
         reps[j] = places[(words[j] * _MULTIPLIER) >> shift]
     lost = _find_losers(words, reps, losers)
-    _settle(words, losers[:lost], places[size : size + size], reps)
+    _settle(words, losers[:lost], places[size : size + size + size], reps)
     return warm
 
 
@@ -125,24 +127,20 @@ def _find_losers(words, reps, losers):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _settle(words, losers, places, reps):  # type: ignore[no-untyped-def]
-    """The reps of the losers, by open addressing in a table that grows with the number of different words."""
+    """The reps of the losers, by open addressing.  There are at least twice as many places as losers."""
     size = np.uint64(64)
-    while np.int64(size) < losers.shape[0]:
+    while np.int64(size) < min(4 * losers.shape[0], places.shape[0]):
         size += size
-    # A word that loses does so wherever it occurs, so these are as many as the losers only if none repeats.
     places[: np.int64(size)] = -1
     mask = size - _ONE
     for l in range(np.uint64(losers.shape[0])):
         i = np.uint64(losers[l])
         word = words[i]
         at = mix(word) & mask
-        while True:
-            p = places[at]
-            if p < 0:
-                places[at] = np.int32(i)
-                reps[i] = np.int32(i)
-                break
-            if words[np.uint64(p)] == word:
-                reps[i] = p
-                break
+        # An empty place reads as a huge number and any other as less than i: the minimum claims or finds without a branch.
+        p = min(np.uint64(np.uint32(places[at])), i)
+        while words[p] != word:
             at = (at + _ONE) & mask
+            p = min(np.uint64(np.uint32(places[at])), i)
+        places[at] = np.int32(p)
+        reps[i] = np.int32(p)

@@ -50,13 +50,17 @@ def _find_all(entries, slot_tables, slot_keys, tables, keys, slots):  # type: ig
 
 
 @numba.njit(nogil=True, cache=True)
-def _insert_all(entries, slot_tables, slot_keys, tables, keys, free, free_count, used, slots):  # type: ignore[no-untyped-def]
-    """Slots of all pairs, new ones taken from the free list, then from the end.  Returns the new (free_count, used)."""
+def _insert_all(entries, slot_tables, slot_keys, tables, keys, start, room, free, free_count, used, slots):  # type: ignore[no-untyped-def]
+    """Slots of the pairs from `start` on, new ones taken from the free list, then from the end; stops where a pair is new and
+    `room` new ones have been taken.  Returns where it stopped and the new (free_count, used)."""
     mask = np.uint64(entries.shape[0] - 1)
-    for i in range(keys.shape[0]):
+    for i in range(start, keys.shape[0]):
         h = hash_of(tables[i], keys[i])
         at, slot = _find(entries, mask, slot_tables, slot_keys, h, tables[i], keys[i])
         if slot < 0:
+            if room == 0:
+                return i, free_count, used
+            room -= 1
             if free_count > 0:
                 free_count -= 1
                 slot = free[free_count]
@@ -67,7 +71,7 @@ def _insert_all(entries, slot_tables, slot_keys, tables, keys, free, free_count,
             slot_keys[slot] = keys[i]
             entries[at] = _entry(h, slot)
         slots[i] = slot
-    return free_count, used
+    return keys.shape[0], free_count, used
 
 
 @numba.njit(nogil=True, cache=True)
@@ -152,20 +156,27 @@ class HashIndex:
         """The slot of every key; keys that were not there get one."""
         tables = _tables(keys, tables)
         slots = np.empty(len(keys), np.int64)
+        done = 0
         with self._lock:
-            self._make_room(len(keys))
-            self._free_count, self._used = _insert_all(
-                self._entries,
-                self.slot_tables.rows,
-                self.slot_keys.rows,
-                tables,
-                keys,
-                self._free,
-                self._free_count,
-                self._used,
-                slots,
-            )
-        return slots
+            while True:
+                # Grown only when a key is new and has no room: a batch of known keys never doubles a table for nothing.
+                room = min(3 * len(self._entries) // 4 - len(self), self.slot_keys.max_rows - len(self))
+                done, self._free_count, self._used = _insert_all(
+                    self._entries,
+                    self.slot_tables.rows,
+                    self.slot_keys.rows,
+                    tables,
+                    keys,
+                    done,
+                    room,
+                    self._free,
+                    self._free_count,
+                    self._used,
+                    slots,
+                )
+                if done == len(keys):
+                    return slots
+                self._grow()
 
     def delete(self, keys: np.ndarray, tables: np.ndarray | None = None) -> np.ndarray:
         """Removes the keys that are there and returns their slots, which later inserts use again."""
@@ -174,7 +185,9 @@ class HashIndex:
         with self._lock:
             count = _delete_all(self._entries, self.slot_tables.rows, self.slot_keys.rows, tables, keys, freed)
             freed = freed[:count]
-            self._free = np.concatenate([self._free[: self._free_count], freed])
+            if self._free_count + count > len(self._free):
+                self._free = np.resize(self._free, max(2 * len(self._free), self._free_count + count))
+            self._free[self._free_count : self._free_count + count] = freed
             self._free_count += count
         return freed
 
@@ -189,16 +202,9 @@ class HashIndex:
         """Bytes that hold entries and keys: all that a row costs beyond its values and optimizer state."""
         return self._entries.nbytes + self._free.nbytes + self._used * (8 + 2)
 
-    def _make_room(self, count: int) -> None:
-        self.slot_keys.reserve(self._used + count)
-        self.slot_tables.reserve(self._used + count)
-        capacity = len(self._entries)
-        while 4 * (len(self) + count) > 3 * capacity:
-            capacity *= 2
-        if capacity == len(self._entries):
-            return
-        # `count` is an upper bound on new keys; where most are known already, do not double for nothing.
-        grown = np.zeros(capacity, np.uint64)
+    def _grow(self) -> None:
+        self.slot_keys.reserve(len(self) + 1)
+        grown = np.zeros(2 * len(self._entries), np.uint64)
         _rehash(self._entries, grown, self.slot_tables.rows, self.slot_keys.rows)
         self._entries = grown
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from nestpipe.keys.dedup import capacity_for
-from nestpipe.keys.mixing import hash_of, owner_from_hash
+from nestpipe.keys.dedup import firsts_of_pairs, number_firsts, tables_differ
+from nestpipe.keys.firsts import dense_limit, firsts_of_any, firsts_of_dense, scratch
+from nestpipe.keys.mixing import hash_of, owner_from_hash, word_of
 
 
 @dataclass(frozen=True)
@@ -75,58 +76,104 @@ def order_by(majors, minors, major_count, minor_count):  # type: ignore[no-untyp
 
 
 @numba.njit(nogil=True, cache=True)
-def _plan(keys, segment_ends, segment_tables, segment_micros, micros, workers):  # type: ignore[no-untyped-def]
+def _make_words(keys, segment_ends, segment_tables, words):  # type: ignore[no-untyped-def]
+    """A word for each (table, key).  Where keys are dense in their tables, the tables are laid end to end and the words are
+    dense too, each pair its own (True); else words of two tables may be the same (False)."""
     count = keys.shape[0]
-    capacity = capacity_for(count)
-    mask = np.uint64(capacity - 1)
-    table = np.full(capacity, -1, np.int32)
-    found_keys = np.empty(count, np.int64)
-    found_tables = np.empty(count, np.uint16)
-    first = np.empty(count, np.int32)
-    last = np.empty(count, np.int32)
-    owners = np.empty(count, np.int32)
-    inverse = np.empty(count, np.int32)
-    found = 0
+    limit = dense_limit(count)
+    tables = 1
+    for s in range(segment_ends.shape[0]):
+        tables = max(tables, np.int64(segment_tables[s]) + 1)
+    low, high = np.zeros(tables, np.int64), np.full(tables, -1, np.int64)
+    dense = True
+    start = 0
+    for s in range(segment_ends.shape[0]):
+        end = segment_ends[s]
+        if start < end:
+            t = segment_tables[s]
+            least = most = keys[start]
+            for i in range(start, end):
+                least = min(least, keys[i])
+                most = max(most, keys[i])
+            if high[t] >= low[t]:
+                least = min(least, low[t])
+                most = max(most, high[t])
+            low[t], high[t] = least, most
+            dense = np.uint64(most) - np.uint64(least) < limit
+            if not dense:
+                break
+        start = end
+    bases = np.zeros(tables, np.uint64)
+    total = np.uint64(0)
+    if dense:
+        for t in range(tables):
+            bases[t] = total - np.uint64(low[t])
+            total += np.uint64(high[t]) - np.uint64(low[t]) + np.uint64(1)
+        dense = total <= limit
     start = 0
     for s in range(segment_ends.shape[0]):
         t = segment_tables[s]
-        m = segment_micros[s]
+        base = bases[t] if dense else word_of(t, 0)
         for i in range(start, segment_ends[s]):
-            key = keys[i]
-            h = hash_of(t, key)
-            at = h & mask
-            u = table[at]
-            while u >= 0 and (found_keys[u] != key or found_tables[u] != t):
-                at = (at + np.uint64(1)) & mask
-                u = table[at]
-            if u < 0:
-                u = np.int32(found)
-                table[at] = u
-                found_keys[u] = key
-                found_tables[u] = t
-                first[u] = m
-                owners[u] = owner_from_hash(h, workers)
-                found += 1
-            last[u] = m
-            inverse[i] = u
+            words[i] = np.uint64(keys[i]) + base
         start = segment_ends[s]
-    order, first_ends = order_by(first[:found], owners[:found], micros, workers)
-    place = np.empty(found, np.int32)
-    sorted_tables = np.empty(found, np.uint16)
-    sorted_keys = np.empty(found, np.int64)
-    sorted_last = np.empty(found, np.int32)
-    sorted_owners = np.empty(found, np.int32)
-    for p in range(found):
-        u = order[p]
-        place[u] = p
-        sorted_tables[p] = found_tables[u]
-        sorted_keys[p] = found_keys[u]
-        sorted_last[p] = last[u]
-        sorted_owners[p] = owners[u]
-    for i in range(count):
-        inverse[i] = place[inverse[i]]
-    last_order, last_ends = order_by(sorted_last, sorted_owners, micros, workers)
-    return sorted_tables, sorted_keys, inverse, sorted_last, first_ends, last_order, last_ends
+    return dense
+
+
+@numba.njit(nogil=True, cache=True)
+def _plan(keys, segment_ends, segment_tables, segment_micros, micros, workers, words, reps, losers, places):  # type: ignore[no-untyped-def]
+    count = keys.shape[0]
+    dense = _make_words(keys, segment_ends, segment_tables, words)
+    if dense:
+        firsts_of_dense(words, np.uint64(0), places, reps)
+    else:
+        firsts_of_any(words, places, losers, reps)
+        tables = np.empty(count, np.uint16)
+        start = 0
+        for s in range(segment_ends.shape[0]):
+            tables[start : segment_ends[s]] = segment_tables[s]
+            start = segment_ends[s]
+        if tables_differ(tables, reps):
+            firsts_of_pairs(tables, keys, reps)
+    inverse = np.empty(count, np.int32)
+    firsts = losers
+    found = number_firsts(reps, firsts, inverse)
+
+    found_keys = np.empty(found, np.int64)
+    found_tables = np.empty(found, np.uint16)
+    first = np.empty(found, np.int32)
+    last = np.empty(found, np.int32)
+    owners = np.zeros(found, np.int32)
+    start = 0
+    u = 0
+    for s in range(segment_ends.shape[0]):
+        t = segment_tables[s]
+        m = segment_micros[s]
+        end = segment_ends[s]
+        begin = u
+        while u < found and firsts[u] < end:
+            u += 1
+        for v in range(begin, u):
+            found_keys[v] = keys[firsts[v]]
+            found_tables[v] = t
+            first[v] = m
+        if workers > 1:
+            for v in range(begin, u):
+                owners[v] = owner_from_hash(hash_of(t, found_keys[v]), workers)
+        for i in range(start, end):
+            last[np.uint64(inverse[i])] = m
+        start = end
+    order, first_ends = order_by(first, owners, micros, workers)
+    if workers > 1:  # With one owner, the order of first occurrence is the order.
+        place = np.empty(found, np.int32)
+        for p in range(found):
+            place[order[p]] = p
+        for i in range(count):
+            inverse[i] = place[np.uint64(inverse[i])]
+        found_tables, found_keys = found_tables[order], found_keys[order]
+        last, owners = last[order], owners[order]
+    last_order, last_ends = order_by(last, owners, micros, workers)
+    return found_tables, found_keys, inverse, last, first_ends, last_order, last_ends
 
 
 def plan_window(
@@ -138,4 +185,5 @@ def plan_window(
     workers: int,
 ) -> Window:
     """Plans the keys of a window, given in segments (one per micro-batch and feature, micro-batches ascending)."""
-    return Window(*_plan(keys, segment_ends, segment_tables, segment_micros, micros, workers))
+    room = scratch.for_words(len(keys))
+    return Window(*_plan(keys, segment_ends, segment_tables, segment_micros, micros, workers, *room))

@@ -25,17 +25,27 @@ class TableGroup:
     dim: int
     dtype: np.dtype
     optimizer: SparseOptimizer
+    stamped: bool = False
+    """Rows carry a version beside their optimizer state (`--check staleness`)."""
+
+    @property
+    def optimizer_width(self) -> int:
+        """Numbers of optimizer state per row."""
+        return self.optimizer.state_width(self.dim)
 
     @property
     def state_width(self) -> int:
-        return self.optimizer.state_width(self.dim)
+        """Numbers stored per row beside its values: optimizer state, and the stamp where there is one."""
+        return self.optimizer_width + self.stamped
 
     @property
     def row_bytes(self) -> int:
         return self.dim * self.dtype.itemsize
 
 
-def group_tables(tables: Iterable[TableConfig], default_optimizer: SparseOptimizer) -> list[TableGroup]:
+def group_tables(
+    tables: Iterable[TableConfig], default_optimizer: SparseOptimizer, stamped: bool = False
+) -> list[TableGroup]:
     """Groups in order of their first table."""
     groups: dict[tuple[int, str, SparseOptimizer], list[TableConfig]] = {}
     seen: set[str] = set()
@@ -49,5 +59,5 @@ def group_tables(tables: Iterable[TableConfig], default_optimizer: SparseOptimiz
     for (dim, dtype, optimizer), members in groups.items():
         if len(members) > MAX_TABLES:
             raise ValueError(f"{len(members)} tables of dimension {dim} in one model; {MAX_TABLES} is the most")
-        made.append(TableGroup(tuple(members), dim, DTYPES[dtype], optimizer))
+        made.append(TableGroup(tuple(members), dim, DTYPES[dtype], optimizer, stamped))
     return made

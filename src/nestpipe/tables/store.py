@@ -59,6 +59,10 @@ class RowStore:
         order = mine[np.argsort(keys[mine])]
         return keys[order], slots[order]
 
+    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values [n, D] and state [n, S] of the given slots, as copies."""
+        return self.values.rows[slots], self.state.rows[slots]
+
     def nbytes(self) -> int:
         """Bytes in use: rows, state and index."""
         used = self.index.slots_used

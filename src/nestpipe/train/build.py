@@ -57,7 +57,9 @@ def open_source(recipe: Recipe, split: str, world: World) -> Source:
     return source
 
 
-def make_pipeline(recipe: Recipe, source: Source, world: World) -> TrainPipeline:
+def make_pipeline(
+    recipe: Recipe, source: Source, world: World, *, check_staleness: bool = False, trace: bool = False
+) -> TrainPipeline:
     """The model of a recipe, ready to train.  The dense part starts from the seed alone, dropout differs by worker."""
     torch.manual_seed(recipe.train.seed)
     tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale)
@@ -75,6 +77,9 @@ def make_pipeline(recipe: Recipe, source: Source, world: World) -> TrainPipeline
         clip_norm=recipe.train.clip_norm,
         table_rate=recipe.tables.rates().factor,
         dense_rate=recipe.dense.rates().factor,
+        buffer_limit=None if recipe.memory.buffer_limit is None else int(recipe.memory.buffer_limit * 2**20),
+        check_staleness=check_staleness,
+        trace=trace,
         world=world,
     )
 

@@ -26,19 +26,19 @@ def digest(pipeline: TrainPipeline) -> str:
     for name, g in names:
         group = pipeline.sparse.groups[g]
         sha.update(b"table\0" + name.encode() + b"\0" + group.dtype.name.encode() + b"\0")
-        sha.update(np.array([group.dim, group.state_width], "<u8").tobytes())
+        sha.update(np.array([group.dim, group.optimizer_width], "<u8").tobytes())
         rows = 0
         for keys, values, state in walk(pipeline.sparse, name):
             row = np.dtype([("key", "<i8"), ("values", f"<f{group.dtype.itemsize}", (group.dim,)),
-                            ("state", f"<f{group.dtype.itemsize}", (group.state_width,))])  # fmt: skip
+                            ("state", f"<f{group.dtype.itemsize}", (group.optimizer_width,))])  # fmt: skip
             packed = np.empty(len(keys), row)
             packed["key"], packed["values"] = keys, values
-            if group.state_width:
-                packed["state"] = state
+            if group.optimizer_width:
+                packed["state"] = state[:, : group.optimizer_width]
             sha.update(packed.tobytes())
             rows += len(keys)
         sha.update(np.array([rows], "<u8").tobytes())
-    for name, tensor in sorted(_dense(pipeline), key=lambda item: item[0]):
+    for name, tensor in sorted(dense_state(pipeline), key=lambda item: item[0]):
         sha.update(b"dense\0" + name.encode() + b"\0" + str(tensor.dtype).removeprefix("torch.").encode() + b"\0")
         sha.update(np.array([tensor.dim(), *tensor.shape], "<u8").tobytes())
         sha.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -49,7 +49,7 @@ def digest(pipeline: TrainPipeline) -> str:
     return result.numpy().tobytes().hex()
 
 
-def _dense(pipeline: TrainPipeline) -> Iterator[tuple[str, torch.Tensor]]:
+def dense_state(pipeline: TrainPipeline) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers by name, and the dense optimizer's state as `optimizer.<parameter>.<entry>`."""
     names = {}
     for name, parameter in pipeline.model.named_parameters():

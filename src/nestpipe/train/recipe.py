@@ -17,6 +17,7 @@ from nestpipe.train.sections import (
     SECTIONS,
     DenseSection,
     EvalSection,
+    MemorySection,
     PipelineSection,
     TablesSection,
     TrainSection,
@@ -46,6 +47,7 @@ class Recipe:
     tables: TablesSection = field(default_factory=TablesSection)
     dense: DenseSection = field(default_factory=DenseSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
+    memory: MemorySection = field(default_factory=MemorySection)
     train: TrainSection = field(default_factory=TrainSection)
     eval: EvalSection = field(default_factory=EvalSection)
 

@@ -127,6 +127,17 @@ class PipelineSection:
 
 
 @dataclass(frozen=True)
+class MemorySection:
+    """What a worker may hold beside its tables."""
+
+    buffer_limit: float | None = None
+    """Most MB of row buffers of a worker, for the two batches in flight; none = as they need."""
+
+    def __post_init__(self) -> None:
+        _above_zero("memory.buffer_limit", self.buffer_limit)
+
+
+@dataclass(frozen=True)
 class TrainSection:
     """How long and on what to train.  Ends at `steps` or `epochs`, whichever comes first; one epoch if neither is given."""
 
@@ -181,6 +192,7 @@ SECTIONS: dict[str, type] = {
     "tables": TablesSection,
     "dense": DenseSection,
     "pipeline": PipelineSection,
+    "memory": MemorySection,
     "train": TrainSection,
     "eval": EvalSection,
 }

@@ -24,20 +24,28 @@ SETTLING_STEPS = 5
 """First steps, which compile and fill caches, and are left out of samples/s."""
 
 
-def train(recipe: Recipe, world: World, run: str | Path | None, quiet: bool = False) -> dict[str, Any]:
+def train(
+    recipe: Recipe,
+    world: World,
+    run: str | Path | None,
+    *,
+    quiet: bool = False,
+    check_staleness: bool = False,
+) -> dict[str, Any]:
     """Trains a recipe on this worker, together with all others; returns the summary, the same on every worker."""
     torch.set_num_threads(recipe.train.threads)
     directory = RunDirectory(recipe, run, world.rank)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
-    pipeline = make_pipeline(recipe, source, world)
+    pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
     stream = train_stream(recipe, source, world)
     pace = Pace(recipe)
     metrics: dict[str, float] = {}
 
     with Display(recipe.name, on=world.rank == 0 and not quiet) as display:
         while pace.steps != recipe.train.steps and (step := pipeline.progress(stream)):
-            pace.count(step)
+            if pace.count(step):
+                pipeline.engine.timeline.restart()
             if pace.steps % recipe.train.log_every == 0:
                 directory.log({"step": pace.steps, **pace.window(world)})
             if recipe.eval.every and pace.steps % recipe.eval.every == 0:
@@ -53,6 +61,7 @@ def train(recipe: Recipe, world: World, run: str | Path | None, quiet: bool = Fa
             directory.log({"step": pace.steps, "eval": metrics})
     stream.close()
 
+    stages = pipeline.engine.timeline.report()
     summary = {
         "recipe": recipe.name,
         "schedule": recipe.pipeline.schedule,
@@ -68,9 +77,14 @@ def train(recipe: Recipe, world: World, run: str | Path | None, quiet: bool = Fa
         "seed": recipe.train.seed,
         "rows": sum(len(store) for store in pipeline.sparse.stores),
         "bytes_sent": pipeline.sparse.traffic.bytes_sent,
-        "stage_ms": {stage: 1e3 * s / pace.steps for stage, s in pipeline.engine.timeline.busy.items()},
+        "stages": stages,
+        "step_ms": sum(stage["exposed_ms"] for stage in stages.values()),
+        "buffer_bytes": {"now": pipeline.sparse.buffers.bytes, "peak": pipeline.sparse.buffers.peak},
         "run": str(directory.path),
     }
+    if pipeline.sparse.ledger is not None:
+        summary["reads_verified"] = pipeline.sparse.ledger.verified
+    pipeline.close()
     directory.write_summary(summary)
     return summary
 
@@ -89,15 +103,18 @@ class Pace:
         self._started = time.perf_counter()
         self._settled: tuple[float, int] | None = None
 
-    def count(self, step: Progress) -> None:
+    def count(self, step: Progress) -> bool:
+        """Counts a step; true once, when the first steps are over."""
         self.steps += 1
         self.samples += step.samples
         self._losses.append(step.loss)
         for batch, outputs in zip(step.micros, step.outputs):
             if outputs is not None and batch.labels is not None and outputs.shape == batch.labels.shape:
                 self._scores.update(outputs, batch.labels)
-        if self.steps == SETTLING_STEPS:
-            self._settled = self.seconds(), self.samples
+        if self.steps != SETTLING_STEPS:
+            return False
+        self._settled = self.seconds(), self.samples
+        return True
 
     def window(self, world: World) -> dict[str, Any]:
         """The log line of the steps since the last one; training AUC is that of predictions made before each update."""

@@ -1,0 +1,2 @@
+	.file	"<string>"
+	.section	".note.GNU-stack","",@progbits

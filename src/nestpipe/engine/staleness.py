@@ -1,0 +1,56 @@
+"""`--check staleness`: every row carries the number of the batch that trained it last, and every batch's reads are verified.
+
+The stamp is one more number of optimizer state, so it goes wherever the state goes: through the store, the disk, the buffers, the
+sync.  What it should be is kept apart, in a ledger that knows only which keys each batch touched, in order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nestpipe.engine.flight import Flight
+from nestpipe.keys.index import HashIndex
+from nestpipe.keys.slab import Slab
+from nestpipe.tables.group import TableGroup
+
+
+class StaleRead(RuntimeError):
+    """A batch was about to use a row that is not up to date."""
+
+
+class Ledger:
+    """Which batch touched each key of this worker last, by the order in which batches reach `sync`."""
+
+    def __init__(self, groups: list[TableGroup]) -> None:
+        self._groups = groups
+        self._index = [HashIndex() for _ in groups]
+        self._last = [Slab(np.int64, ()) for _ in groups]
+        self.verified = 0
+        """Reads verified so far."""
+
+    def verify(self, flight: Flight) -> None:
+        """Called when a batch's rows are frozen: each must be as the last batch that touched it left it."""
+        assert flight.routes is not None
+        for g, (group, buffer, plan) in enumerate(zip(self._groups, flight.buffers, flight.routes.owned)):
+            slots = self._index[g].insert(plan.keys, plan.tables)
+            expected = self._last[g].rows[slots]
+            found = buffer.state[:, -1].astype(np.int64)
+            wrong = np.flatnonzero(found != expected)
+            if len(wrong):
+                i = wrong[0]
+                raise StaleRead(
+                    f"batch {flight.number} was about to read row {plan.keys[i]} of table "
+                    f"{group.tables[plan.tables[i]].name!r} as {_left_by(int(found[i]))}, but it must be as "
+                    f"{_left_by(int(expected[i]))} ({len(wrong)} such rows)"
+                )
+            self._last[g].rows[slots] = flight.number + 1
+            self.verified += len(slots)
+
+    def stamp(self, flight: Flight) -> None:
+        """Called by `update`: the batch's rows are now its own."""
+        for buffer in flight.buffers:
+            buffer.state[:, -1] = flight.number + 1
+
+
+def _left_by(stamp: int) -> str:
+    return f"batch {stamp - 1} left it" if stamp else "it began"

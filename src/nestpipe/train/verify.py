@@ -1,0 +1,197 @@
+"""`verify`: the same recipe and seed under `serial` and under another schedule, compared bit for bit.
+
+Both run free, at full speed and with all their overlap, one after the other; nothing is synchronised for the sake of comparing.
+Where they differ, shorter runs find the step at which they part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nestpipe.comm.world import World
+from nestpipe.pipeline import TrainPipeline
+from nestpipe.train.build import make_pipeline, open_source, train_stream
+from nestpipe.train.digest import dense_state
+from nestpipe.train.recipe import Recipe
+
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place at which two runs differ."""
+
+    what: str
+    """rows, state, dense or losses."""
+    table: str | None
+    """Or the name of the dense tensor."""
+    key: int | None
+    step: int
+    serial: float | None
+    other: float | None
+    """The two values; None where a row is missing."""
+
+    def __str__(self) -> str:
+        place = f"step {self.step}"
+        if self.what in ("rows", "state"):
+            place = f"{self.what} of key {self.key} in table {self.table!r} after {self.step} steps"
+        elif self.what == "dense":
+            place = f"dense tensor {self.table!r} after {self.step} steps"
+        return f"{place}: serial has {self.serial!r}, the other {self.other!r}"
+
+
+@dataclass
+class Run:
+    pipeline: TrainPipeline
+    losses: list[float]
+
+
+def verify(
+    recipe: Recipe, steps: int, world: World, tell: Callable[[float, str], None], check_staleness: bool = False
+) -> dict[str, Any]:
+    """Compares; the same result on every worker."""
+    schedule = recipe.pipeline.schedule
+    serial = _run(
+        _with(recipe, "serial"), steps, world, lambda done: tell(done / 2, f"serial, step {done * steps:.0f}")
+    )
+    other = _run(
+        recipe,
+        steps,
+        world,
+        lambda done: tell(0.5 + done / 2, f"{schedule}, step {done * steps:.0f}"),
+        check_staleness,
+    )
+    compared = {
+        "rows": _total(world, sum(len(store) for store in serial.pipeline.sparse.stores)),
+        "state": _total(world, sum(len(s) * s.group.optimizer_width for s in serial.pipeline.sparse.stores)),
+        "dense": sum(1 for _ in dense_state(serial.pipeline)),
+        "losses": len(serial.losses),
+    }
+    difference = _first_difference(serial, other, world)
+    if difference is not None and difference.what != "losses":
+        difference = replace(difference, step=_parting_step(recipe, difference.step, world, tell))
+    return {
+        "equal": difference is None,
+        "schedule": schedule,
+        "workers": world.size,
+        "micro_batches": recipe.pipeline.micro_batches,
+        "steps": len(serial.losses),
+        "compared": compared,
+        "first_difference": None if difference is None else {**asdict(difference), "text": str(difference)},
+    }
+
+
+def _with(recipe: Recipe, schedule: str) -> Recipe:
+    return replace(recipe, pipeline=replace(recipe.pipeline, schedule=schedule))
+
+
+def _run(recipe: Recipe, steps: int, world: World, tell: Callable[[float], None], check_staleness: bool = False) -> Run:
+    torch.set_num_threads(recipe.train.threads)
+    source = open_source(recipe, "train", world)
+    pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
+    stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps, epochs=None)), source, world)
+    losses: list[float] = []
+    while len(losses) < steps and (step := pipeline.progress(stream)):
+        losses.append(step.loss)
+        tell(len(losses) / steps)
+    pipeline.close()
+    stream.close()
+    return Run(pipeline, losses)
+
+
+def _first_difference(serial: Run, other: Run, world: World) -> Difference | None:
+    """Of all workers: losses first, then tables by name and key, then dense tensors by name."""
+    mine = _loss_difference(serial, other) or _row_difference(serial, other) or _dense_difference(serial, other)
+    if world.size == 1:
+        return mine
+    everyone: list[Difference | None] = [None] * world.size
+    dist.all_gather_object(everyone, mine, group=world.groups["metrics"])
+    found = [d for d in everyone if d is not None]
+    order = {"losses": 0, "rows": 1, "state": 2, "dense": 3}
+    return min(found, key=lambda d: (order[d.what], d.step, d.table or "", d.key or 0)) if found else None
+
+
+def _loss_difference(serial: Run, other: Run) -> Difference | None:
+    for step, (a, b) in enumerate(zip(serial.losses, other.losses, strict=False)):
+        if np.float64(a).tobytes() != np.float64(b).tobytes():
+            return Difference("losses", None, None, step, a, b)
+    if len(serial.losses) != len(other.losses):
+        step = min(len(serial.losses), len(other.losses))
+        return Difference(
+            "losses", None, None, step, *(r.losses[step] if len(r.losses) > step else None for r in (serial, other))
+        )
+    return None
+
+
+def _row_difference(serial: Run, other: Run) -> Difference | None:
+    steps = len(serial.losses)
+    names = sorted(t.name for group in serial.pipeline.sparse.groups for t in group.tables)
+    for name in names:
+        g, number = serial.pipeline.sparse.place_of(name)
+        a, b = serial.pipeline.sparse.stores[g], other.pipeline.sparse.stores[g]
+        (a_keys, a_slots), (b_keys, b_slots) = a.rows_of(number), b.rows_of(number)
+        if not np.array_equal(a_keys, b_keys):
+            lone = int(np.setxor1d(a_keys, b_keys)[0])
+            sides = (0.0 if lone in keys else None for keys in (a_keys, b_keys))
+            return Difference("rows", name, lone, steps, *sides)
+        width = a.group.optimizer_width
+        for at in range(0, len(a_keys), CHUNK):
+            (a_values, a_state), (b_values, b_state) = (
+                a.read(a_slots[at : at + CHUNK]),
+                b.read(b_slots[at : at + CHUNK]),
+            )
+            pairs = (("rows", a_values, b_values), ("state", a_state[:, :width], b_state[:, :width]))
+            for what, left, right in pairs:
+                found = _unequal(left, right)
+                if found is not None:
+                    i, j = found
+                    return Difference(what, name, int(a_keys[at + i]), steps, float(left[i, j]), float(right[i, j]))
+    return None
+
+
+def _unequal(left: np.ndarray, right: np.ndarray) -> tuple[int, int] | None:
+    """The first place whose bits differ."""
+    bits = np.int64 if left.dtype.itemsize == 8 else np.int32
+    different = np.argwhere(np.ascontiguousarray(left).view(bits) != np.ascontiguousarray(right).view(bits))
+    return (int(different[0][0]), int(different[0][1])) if len(different) else None
+
+
+def _dense_difference(serial: Run, other: Run) -> Difference | None:
+    from_other = dict(dense_state(other.pipeline))
+    for name, tensor in sorted(dense_state(serial.pipeline), key=lambda item: item[0]):
+        left, right = tensor.detach().flatten(), from_other[name].detach().flatten()
+        raw = [t.contiguous().view(torch.uint8).view(t.numel(), -1) for t in (left, right)]
+        different = (raw[0] != raw[1]).any(dim=1).nonzero()
+        if len(different):
+            i = int(different[0])
+            return Difference("dense", name, None, len(serial.losses), float(left[i]), float(right[i]))
+    return None
+
+
+def _total(world: World, count: int) -> int:
+    total = torch.tensor([count])
+    if world.size > 1:
+        dist.all_reduce(total, group=world.groups["metrics"])
+    return int(total)
+
+
+def _parting_step(recipe: Recipe, steps: int, world: World, tell: Callable[[float, str], None]) -> int:
+    """The least number of steps after which the two differ; `steps` where shorter runs do not show it again."""
+    low, high = 0, steps
+    while high - low > 1:
+        middle = (low + high) // 2
+        tell(1.0, f"differs; looking for the step, {middle} of {steps}")
+        serial, other = (
+            _run(_with(recipe, s), middle, world, lambda done: None) for s in ("serial", recipe.pipeline.schedule)
+        )
+        if _first_difference(serial, other, world) is None:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,69 @@
+"""What a run leaves behind, and that the same run leaves the same bits whoever starts it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from commands import MODULE, TORCHRUN, Command, nestpipe, small
+
+# Lines that begin at bytes 0, 41 and 141 of 311.  Of the nine tenths for training worker 0 has two, worker 1 one, worker 2 none.
+FEW_LINES = ["0" + "\t" * 39, ("1" + "\t" * 38).ljust(98, "7") + "\t", ("0" + "\t" * 38).ljust(168, "9") + "\t"]
+
+
+def rerun(folder: Path, run: Path, **options: Any) -> dict[str, Any]:
+    """The summary of a run of the recipe that another run left."""
+    return nestpipe(folder, "train", str(run / "recipe.toml"), "--json", "-", **options).summary()
+
+
+def test_a_run_leaves_recipe_metrics_and_summary(tmp_path: Path) -> None:
+    """One worker: the three files, JSON alone on standard output, and `python -m nestpipe recipe.toml` gives the same digest."""
+    command = Command(tmp_path, [*small("train.log_every=4", "pipeline.micro_batches=4"), "--json", "-"])
+    summary = command.wait().summary()
+    assert sorted(path.name for path in command.run.iterdir()) == ["metrics.jsonl", "recipe.toml", "summary.json"]
+    assert json.loads((command.run / "summary.json").read_text()) == summary
+    recipe = tomllib.loads((command.run / "recipe.toml").read_text())
+    assert recipe["data"]["samples"] == 2000 and recipe["pipeline"]["micro_batches"] == 4
+    lines = [json.loads(line) for line in (command.run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8, 12, 16, 20, 20]
+    assert all({"loss", "samples", "seconds", "samples_per_s"} <= line.keys() for line in lines[:-1])
+    assert lines[-1]["eval"] == summary["metrics"]
+
+    expected = {"recipe": "dlrm", "schedule": "serial", "workers": 1, "micro_batches": 4, "steps": 20, "samples": 2000}
+    assert expected.items() <= summary.items()
+    assert summary["samples_per_s"] > 0 and 0.3 < summary["loss"] < 1.5
+    assert 0 < summary["metrics"]["auc"] < summary["metrics"]["bayes_auc"] < 1
+    assert len(bytes.fromhex(summary["digest"])) == 32
+
+    again = rerun(tmp_path, command.run, cold=MODULE)
+    assert again["digest"] == summary["digest"] and again["metrics"] == summary["metrics"]
+    assert again["loss"] == summary["loss"]
+
+
+def test_two_workers_leave_the_same_bits_under_torchrun(tmp_path: Path) -> None:
+    """`--workers 2` and torchrun with two processes: both work, and give one digest, bit for bit."""
+    settings = ["train.log_every=4", "pipeline.micro_batches=4"]
+    command = Command(tmp_path, [*small(*settings, workers=2), "--json", str(tmp_path / "two.json")])
+    ended = command.wait()
+    assert ended.code == 0 and ended.out == "", ended.err
+    summary = json.loads((tmp_path / "two.json").read_text())
+    assert json.loads((command.run / "summary.json").read_text()) == summary
+    assert {"workers": 2, "steps": 10, "samples": 2000}.items() <= summary.items()
+    joined = Command(tmp_path, [*small(*settings), "--json", "-"], cold=[*TORCHRUN, "2", "-m", "nestpipe"])
+    under_torchrun = joined.wait(litter=True).summary()
+    assert under_torchrun["workers"] == 2
+    assert under_torchrun["digest"] == summary["digest"] and under_torchrun["metrics"] == summary["metrics"]
+
+
+def test_three_workers_of_which_one_has_no_data_leave_the_same_bits(tmp_path: Path) -> None:
+    """Three lines on three workers in batches of one: the worker without a line joins in, and a second run is equal."""
+    (tmp_path / "train.txt").write_text("\n".join(FEW_LINES) + "\n")
+    settings = ["train.batch_size=1", "model.bottom=[4]", "model.top=[4]", "model.dim=4", "train.log_every=1"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    command = Command(tmp_path, ["train", "criteo", *sets, "--workers", "3", "--json", "-"])
+    summary = command.wait().summary()
+    assert {"workers": 3, "steps": 2, "samples": 3}.items() <= summary.items()
+    again = rerun(tmp_path, command.run)
+    assert again["workers"] == 3 and again["digest"] == summary["digest"] and again["loss"] == summary["loss"]
