@@ -24,6 +24,7 @@ from nestpipe.pooling import Arrived, Bags, Looked, Pooled
 from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableConfig
 from nestpipe.tables.group import group_tables
 from nestpipe.tables.optimizers import SGD, SparseOptimizer
+from nestpipe.tables.tiered import DiskTier
 
 Config = TypeVar("Config", bound=TableConfig)
 
@@ -212,6 +213,7 @@ def attach_collections(
     default_optimizer: SparseOptimizer,
     seed: int,
     *,
+    tier: DiskTier | None = None,
     buffer_limit: int | None = None,
     successor_reads: bool = False,
     stamped: bool = False,
@@ -231,7 +233,7 @@ def attach_collections(
             numbers[g].append(number)
         places.append(mine)
     lookups = [GroupLookups(g, tuple(f), np.array(n, np.uint16)) for g, f, n in zip(groups, features, numbers)]
-    stages = SparseStages(world, lookups, seed, buffer_limit=buffer_limit, successor_reads=successor_reads)
+    stages = SparseStages(world, lookups, seed, tier=tier, buffer_limit=buffer_limit, successor_reads=successor_reads)
     for collection, mine in zip(collections, places):
         collection.attach(stages, mine)
     return stages

@@ -25,6 +25,7 @@ from nestpipe.engine.timeline import Timeline
 from nestpipe.engine.warm import compile_kernels
 from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
+from nestpipe.tables.tiered import DiskTier
 
 Rate = Callable[[int], float]
 
@@ -68,6 +69,7 @@ class TrainPipeline:
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
         dense_rate: Rate | None = None,
+        tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         check_staleness: bool = False,
         trace: bool = False,
@@ -93,6 +95,7 @@ class TrainPipeline:
             self.world,
             sparse_optimizer or RowWiseAdagrad(),
             seed,
+            tier=tier,
             buffer_limit=buffer_limit,
             successor_reads=schedule in LOOKING_AHEAD,
             stamped=check_staleness,
@@ -166,9 +169,12 @@ class TrainPipeline:
         self._last_end = None
 
     def close(self) -> None:
-        """Ends the lanes.  Batches that were prepared but not trained are dropped."""
-        self.engine.settle()
-        self.engine.close()
+        """Ends the lanes and removes a disk tier's files.  Batches that were prepared but not trained are dropped."""
+        try:
+            self.engine.settle()
+        finally:
+            self.engine.close()
+            self.sparse.close()
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
         """This worker's batches with what the model returns for them (beside the loss), nothing trained.

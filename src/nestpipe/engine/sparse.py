@@ -22,7 +22,8 @@ from nestpipe.engine.staleness import Ledger
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import Window, plan_window
 from nestpipe.tables import kernels
-from nestpipe.tables.store import RowStore
+from nestpipe.tables.store import make_store
+from nestpipe.tables.tiered import DiskTier
 
 
 class SparseStages:
@@ -34,13 +35,14 @@ class SparseStages:
         lookups: Sequence[GroupLookups],
         seed: int,
         *,
+        tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         successor_reads: bool = False,
     ) -> None:
         self.world = world
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
-        self.stores = [RowStore(group, seed) for group in self.groups]
+        self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
         self.buffers = Buffers(self.groups, buffer_limit)
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
         self._holders = 2 if successor_reads else 1
@@ -166,6 +168,11 @@ class SparseStages:
         for store, buffer, plan in zip(self.stores, flight.buffers, _routes(flight).owned):
             store.writeback(plan.tables, plan.keys, buffer.values, buffer.state)
             buffer.release()
+
+    def close(self) -> None:
+        """Gives back what the stores hold outside memory."""
+        for store in self.stores:
+            store.close()
 
     def look_up(self, batch: Batch | None) -> Flight:
         """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""

@@ -81,9 +81,7 @@ def _make_words(keys, segment_ends, segment_tables, words):  # type: ignore[no-u
     dense too, each pair its own (True); else words of two tables may be the same (False)."""
     count = keys.shape[0]
     limit = dense_limit(count)
-    tables = 1
-    for s in range(segment_ends.shape[0]):
-        tables = max(tables, np.int64(segment_tables[s]) + 1)
+    tables = np.int64(segment_tables.max()) + 1 if len(segment_tables) else 0
     low, high = np.zeros(tables, np.int64), np.full(tables, -1, np.int64)
     dense = True
     start = 0

@@ -1,52 +1,39 @@
-"""Proves on the list, without running it, that a schedule computes what `serial` computes, for any keys.
+"""Proves on the list, without running it, that a schedule computes what `serial` computes, for any keys and any workers.
 
-A key is fully described, as far as a schedule can tell, by the batches in which it occurs and, in each, the micro-batches that
-use it first and last: its *class*.  For every class over the batches of the list, two things must hold.
+Two things must hold for every class of rows (see `rowclass`).
 
 1. No race: any two actions that touch the same state of such a key, one of them writing, are ordered, by lane order and waits.
    Then every way of running the list gives the same result, and it is enough to follow one.
-2. The same reads: following the list, with every action an unknown function of what it reads, each action reads the very terms
-   that it reads in `serial`.  Copies pass terms on, so it does not matter which way a row went, only which version arrived.
+2. The same reads: following the list, whatever an action reads was made by the very action that made it in `serial`.  Copies make
+   nothing, so it does not matter which way a row went, only which version arrived.  An action is an unknown function of what it
+   reads; so, one action after another, each makes what it makes in `serial`.  The same is asked of what outlives the list.
+
+Classes are not listed.  A search back from each read to its origin splits them only where an effect touches some and not others,
+so the work grows with the pairs of batches and not with their subsets.
+
+Why a class need not say more.  Each worker has its own window, so for windowed rows one worker's first and last use is enough.
+Two simplifications are left, both about effects that `add` only, and `_searchable` refuses any other: between first and last use
+every micro-batch counts as using the row, and rows at their owner are added to in every micro-batch, as if some worker had its
+last use there.  Such rows exist, so no alarm is false; and if every `add` finds the same thing with all of them taking place, it
+does so with any of them left out, because an `add` hands on what it found.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nestpipe.schedule.action import LANES, Action, Name, label
+from nestpipe.schedule.action import Action, Name, label
 from nestpipe.schedule.effects import Effect, State
+from nestpipe.schedule.rowclass import Classes, RowClass
 
+WINDOWED = ("window", "window grads", "arrived")
+"""State of which every worker that uses a key has its own.  All other rows have one owner."""
 
-@dataclass(frozen=True)
-class RowClass:
-    """Where a key occurs: batch -> (micro-batch of first use, of last use)."""
-
-    uses: tuple[tuple[int, int, int], ...]
-
-    def touches(self, effect: Effect, micro: int) -> bool:
-        """Whether an effect on rows, in this micro-batch, touches such a key."""
-        span = {batch: (first, last) for batch, first, last in self.uses}
-        if not all(batch in span for batch in effect.batches):
-            return False
-        if not effect.use:
-            return True
-        first, last = span[effect.batches[0]]
-        return {"first": micro == first, "last": micro == last, "used": first <= micro <= last}[effect.use]
-
-    def __str__(self) -> str:
-        if not self.uses:
-            return "no rows"
-        inside = [batch for batch, _, _ in self.uses]
-        between = [b for b in range(inside[0], inside[-1]) if b not in inside]
-        text = "rows in batch" + "es" * (len(inside) > 1) + " " + " and ".join(map(str, inside))
-        text += " but not " + " or ".join(map(str, between)) if between else ""
-        if any(last > 0 for _, _, last in self.uses):
-            spans = (f"{f} to {l} of {b}" for b, f, l in self.uses)
-            text += " (used in micro-batches " + ", ".join(spans) + ")"
-        return text
+Origin = tuple[Name | None, State]
+"""The action that made a value, and as what; no action where it was there at the start."""
 
 
 @dataclass(frozen=True)
@@ -59,45 +46,101 @@ class Violation:
     why: str
 
     def __str__(self) -> str:
-        return f"{label(self.first)} and {label(self.second)}, {self.rows}: {self.why}"
+        both = label(self.first) + (f" and {label(self.second)}" if self.second != self.first else "")
+        return f"{both}, {self.rows}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was looked at to find that a list is exact."""
+
+    actions: int
+    pairs: int
+    """Pairs of accesses to the same state, one of them writing, all ordered."""
+    reads: int
+    """Reads traced to their origin in both lists, each once for every set of classes that makes a difference."""
+    classes: int
+    """Classes of rows that these sets cover: all there are."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads:,} reads the same, "
+            f"for all {self.classes:,} classes of rows"
+        )
 
 
 def check(actions: Sequence[Action], reference: Sequence[Action]) -> Violation | None:
     """None where `actions` is exactly `reference` (the serial list of the same batches), or what breaks it."""
-    before = _happens_before(actions)
+    found = examine(actions, reference)
+    return found if isinstance(found, Violation) else None
+
+
+def examine(actions: Sequence[Action], reference: Sequence[Action]) -> Violation | Proof:
+    """Like `check`, with the figures of the proof where there is one."""
+    _searchable(actions)
+    different = _different_actions(actions, reference)
+    if different:
+        return different
+    before = happens_before(actions)
     if isinstance(before, Violation):
         return before
-    missing = {a.name for a in reference} ^ {a.name for a in actions}
-    if missing:
-        name = min(missing)
-        return Violation(name, name, RowClass(()), "is in only one of the two lists")
-    batches = sorted({a.batch for a in actions})
-    micros = 1 + max((a.micro for a in actions), default=0)
-    for rows in _classes(batches, micros):
-        found = _race(actions, before, rows) or _different_read(actions, reference, rows)
-        if found:
-            return found
+    every = Classes.all(1 + max((a.micro for a in actions), default=0))
+    pairs = _races(actions, before, every)
+    if isinstance(pairs, Violation):
+        return pairs
+    reads = _different_reads(_Run(actions), _Run(reference), every)
+    if isinstance(reads, Violation):
+        return reads
+    return Proof(len(actions), pairs, reads, every.count(len({a.batch for a in actions})))
+
+
+def _searchable(actions: Sequence[Action]) -> None:
+    """ValueError for effects that the argument above does not cover."""
+    for action in actions:
+        for effect in action.effects:
+            overwrites = effect.kind in ("write", "copy")
+            if overwrites and effect.use and (effect.use == "used" or effect.state[0] not in WINDOWED):
+                what = " ".join(map(str, effect.state))
+                raise ValueError(f"{action}: check cannot follow a {effect.kind} of {what} for rows {effect.use} in it")
+
+
+def _different_actions(actions: Sequence[Action], reference: Sequence[Action]) -> Violation | None:
+    """Each action of the reference once and no others, and each of them a function of the same things."""
+    times = Counter(a.name for a in actions)
+    wanted = {a.name: a for a in reference}
+    nothing = RowClass(())
+    for name in wanted:
+        if name not in times:
+            return Violation(name, name, nothing, "is not in the list")
+        if times[name] > 1:
+            return Violation(name, name, nothing, f"is in the list {times[name]} times")
+    for action in actions:
+        if action.name not in wanted:
+            return Violation(action.name, action.name, nothing, "is in the list and not in the reference")
+        mine, others = ({(e.state, e.batches, e.use) for e in _reads(a)} for a in (action, wanted[action.name]))
+        for state, _, _ in sorted(mine ^ others, key=str):
+            what = " ".join(map(str, state))
+            return Violation(action.name, action.name, nothing, f"does not read {what} as in the reference")
     return None
 
 
-def _happens_before(actions: Sequence[Action]) -> list[int] | Violation:
+def happens_before(actions: Sequence[Action]) -> list[int] | Violation:
     """For every action a bit set of the actions that surely come before it."""
     place = {action.name: i for i, action in enumerate(actions)}
-    known = set(place)
+    begin = min((a.batch for a in actions), default=0)
     last_on_lane: dict[str, int] = {}
     before: list[int] = []
     for i, action in enumerate(actions):
         bits = 0
         for wait in action.waits:
-            if wait not in known:
-                if wait[1] < min(a.batch for a in actions):
+            if wait not in place:
+                if wait[1] < begin:
                     continue  # before the part of the schedule that is looked at
                 return Violation(wait, action.name, RowClass(()), "the second waits for what is not in the list")
             j = place[wait]
-            if j > i:
-                return Violation(
-                    action.name, wait, RowClass(()), "the first waits for the second, which is issued later"
-                )
+            if j >= i:
+                why = "the first waits for the second, which is issued later" if j > i else "waits for itself"
+                return Violation(action.name, wait, RowClass(()), why)
             bits |= before[j] | 1 << j
         lane = last_on_lane.get(action.lane)
         if lane is not None:
@@ -107,95 +150,112 @@ def _happens_before(actions: Sequence[Action]) -> list[int] | Violation:
     return before
 
 
-def _classes(batches: Sequence[int], micros: int) -> Iterator[RowClass]:
-    """Every set of batches, with every pair of first and last use (the same in all batches: a use concerns one batch only)."""
-    spans = [(f, l) for f in range(micros) for l in range(f, micros)]
-    for size in range(len(batches) + 1):
-        for inside in itertools.combinations(batches, size):
-            if not inside:
-                yield RowClass(())
-                continue
-            for f, l in spans:
-                yield RowClass(tuple((b, f, l) for b in inside))
+def _reads(action: Action) -> list[Effect]:
+    """Of what the action is a function.  Copies are followed, not read."""
+    return [effect for effect in action.effects if effect.kind in ("read", "add")]
 
 
-def _accesses(action: Action, rows: RowClass) -> Iterator[tuple[Effect, State, bool]]:
-    """(effect, state, writes) of an action on one key of the class, and on what is not rows."""
-    for effect in action.effects:
-        if effect.batches and not rows.touches(effect, action.micro):
-            continue
-        if effect.kind == "copy":
-            assert effect.source is not None
-            yield effect, effect.source, False
-        yield effect, effect.state, effect.kind != "read"
+def _split(rows: Classes, action: Action, effect: Effect, state: State) -> tuple[Classes | None, Sequence[Classes]]:
+    return rows.split(effect, action.micro, state[0] in WINDOWED)
 
 
-def _race(actions: Sequence[Action], before: list[int], rows: RowClass) -> Violation | None:
-    touched: dict[State, list[tuple[int, bool]]] = defaultdict(list)
+def _races(actions: Sequence[Action], before: list[int], every: Classes) -> Violation | int:
+    """How many pairs of accesses are ordered, or two that are not and meet on some row."""
+    touched: dict[State, list[tuple[int, Effect, bool]]] = defaultdict(list)
+    pairs = 0
     for i, action in enumerate(actions):
-        for _, state, writes in _accesses(action, rows):
-            for j, other_writes in touched[state]:
-                if (writes or other_writes) and j != i and not before[i] >> j & 1:
-                    what = " ".join(map(str, state))
-                    return Violation(actions[j].name, action.name, rows, f"both touch {what} and nothing orders them")
-            touched[state].append((i, writes))
-    return None
+        for effect in action.effects:
+            accesses = [(effect.state, effect.kind != "read")]
+            if effect.source is not None:
+                accesses.append((effect.source, False))
+            for state, writes in accesses:
+                for j, other, other_writes in touched[state]:
+                    if i == j or not (writes or other_writes):
+                        continue
+                    if before[i] >> j & 1:
+                        pairs += 1
+                        continue
+                    rows, _ = _split(every, actions[j], other, state)
+                    both = rows and _split(rows, action, effect, state)[0]
+                    if both:
+                        why = f"both touch {' '.join(map(str, state))} and nothing orders them"
+                        return Violation(actions[j].name, action.name, both.example(), why)
+                touched[state].append((i, effect, writes))
+    return pairs
 
 
-class _Terms:
-    """Symbolic values, one number each: 0 is what was there at the start; others are (action, state, what it had read)."""
+class _Run:
+    """A list followed in its own order: who wrote what, and so where everything came from."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[Name, State, tuple[tuple[State, int], ...]], int] = {}
-        self._makers: list[Name | None] = [None]
+    def __init__(self, actions: Sequence[Action]) -> None:
+        self.actions = actions
+        self.place = {action.name: i for i, action in enumerate(actions)}
+        self.writes: dict[State, list[tuple[int, Effect]]] = defaultdict(list)
+        for i, action in enumerate(actions):
+            for effect in action.effects:
+                if effect.kind != "read":
+                    self.writes[effect.state].append((i, effect))
 
-    def make(self, maker: Name, state: State, read: tuple[tuple[State, int], ...]) -> int:
-        key = (maker, state, read)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._makers)
-            self._makers.append(maker)
-        return self._numbers[key]
-
-    def maker(self, term: int) -> Name | None:
-        return self._makers[term]
-
-    def word(self, term: int) -> str:
-        maker = self._makers[term]
-        return label(maker) if maker else "the start"
-
-
-def _different_read(actions: Sequence[Action], reference: Sequence[Action], rows: RowClass) -> Violation | None:
-    terms = _Terms()
-    expected, found = _follow(reference, rows, terms), _follow(actions, rows, terms)
-    for action in actions:
-        for state, term in found[action.name].items():
-            wanted = expected[action.name].get(state, 0)
-            if wanted != term:
-                what = " ".join(map(str, state))
-                why = f"the second must read {what} as {terms.word(wanted)} left it, but reads what {terms.word(term)} left"
-                return Violation(terms.maker(wanted) or action.name, action.name, rows, why)
-    return None
+    def origins(self, state: State, at: int, rows: Classes) -> Iterator[tuple[Classes, Origin]]:
+        """Where that which is in `state` before place `at` comes from, for all of `rows`, each in one of the sets."""
+        writes = self.writes[state]
+        left = [rows]
+        for i, effect in reversed(writes[: bisect_left(writes, at, key=lambda write: write[0])]):
+            undecided, left = left, []
+            for some in undecided:
+                touched, others = _split(some, self.actions[i], effect, state)
+                left += others
+                if touched is not None and effect.source is not None:
+                    yield from self.origins(effect.source, i, touched)
+                elif touched is not None:
+                    yield touched, (self.actions[i].name, state)
+            if not left:
+                return
+        for some in left:
+            yield some, (None, state)
 
 
-def _follow(actions: Sequence[Action], rows: RowClass, terms: _Terms) -> dict[Name, dict[State, int]]:
-    """What every action reads, when the list is run in its own order."""
-    now: dict[State, int] = {}
-    seen: dict[Name, dict[State, int]] = {}
-    for action in actions:
-        effects = [e for e in action.effects if not e.batches or rows.touches(e, action.micro)]
-        read = {e.state: now.get(e.state, 0) for e in effects if e.kind in ("read", "add")}
-        copies = [(e.state, now.get(e.source, 0)) for e in effects if e.kind == "copy" and e.source is not None]
-        inputs = tuple(sorted(read.items(), key=str))
-        written = [e.state for e in effects if e.kind in ("write", "add")]
-        now.update({state: terms.make(action.name, state, inputs) for state in written})
-        now.update(copies)
-        seen[action.name] = read
-    return seen
+def _different_reads(run: _Run, reference: _Run, every: Classes) -> Violation | int:
+    """How many reads were compared, or one that finds something else than in the reference."""
+    reads = 0
+    for place, action in enumerate(run.actions):
+        for effect in _reads(action):
+            rows, _ = _split(every, action, effect, effect.state)
+            if rows is None:
+                continue
+            for some, wanted, found in _origins(
+                run, reference, effect.state, place, reference.place[action.name], rows
+            ):
+                reads += 1
+                if wanted != found:
+                    what = " ".join(map(str, effect.state))
+                    why = f"the second must read {what} as {_left(wanted)}, but reads it as {_left(found)}"
+                    return Violation(wanted[0] or action.name, action.name, some.example(), why)
+    for state in sorted({s for r in (run, reference) for s in r.writes if _outlives(s)}, key=str):
+        for some, wanted, found in _origins(run, reference, state, len(run.actions), len(reference.actions), every):
+            reads += 1
+            if wanted != found:
+                why = f"at the end {' '.join(map(str, state))} must be as {_left(wanted)}, but is as {_left(found)}"
+                first, second = wanted[0] or found[0], found[0] or wanted[0]
+                assert first is not None and second is not None
+                return Violation(first, second, some.example(), why)
+    return reads
 
 
-def lane_order(actions: Sequence[Action]) -> dict[str, list[Action]]:
-    """The actions of each lane, in order."""
-    lanes: dict[str, list[Action]] = {lane: [] for lane in LANES}
-    for action in actions:
-        lanes[action.lane].append(action)
-    return lanes
+def _origins(
+    run: _Run, reference: _Run, state: State, at: int, reference_at: int, rows: Classes
+) -> Iterator[tuple[Classes, Origin, Origin]]:
+    """For each set of rows that have the same origins: that in the reference and that in the list."""
+    for some, wanted in reference.origins(state, reference_at, rows):
+        for fewer, found in run.origins(state, at, some):
+            yield fewer, wanted, found
+
+
+def _outlives(state: State) -> bool:
+    """The tables, the dense model and the source: what is not of one batch."""
+    return not any(isinstance(part, int) for part in state)
+
+
+def _left(origin: Origin) -> str:
+    maker, state = origin
+    return f"{label(maker)} left it" if maker else f"{' '.join(map(str, state))} was at the start"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import types
+from numba.core import types as _numba_types
 from numba.extending import intrinsic
 
+types: Any = _numba_types
 _long, _int = types.int64, types.int32
 # Variadic in C.  On every Linux ABI that numba knows, integers go into the same registers either way.
 syscall = types.ExternalFunction("syscall", _long(_long, _long, _long, _long, _long, _long, _long))
@@ -44,7 +44,7 @@ def store_release(typing_context: Any, words: Any, at: Any, value: Any) -> Any:
     return types.void(words, types.intp, types.uint32), generate
 
 
-def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
+def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
     return builder.gep(data, [arguments[1]])
 

@@ -1,6 +1,8 @@
 """Numba kernels over rows: first values, gathers, sums and optimizer steps.  All release the GIL.
 
-No kernel may use fastmath: schedules are compared bit for bit, and a reordered sum is another sum.
+Schedules are compared bit for bit, and a reordered sum is another sum: only the two sums over a row may be reordered, and only
+by the compiler ("reassoc"), which settles the order once for all rows of a dimension.  Optimizers divide as numpy does: checking
+for zero, as Python does, would keep their loops from being vectorised.
 """
 
 from __future__ import annotations
@@ -77,15 +79,22 @@ def scatter_add(source, index, target):  # type: ignore[no-untyped-def]
             target[j, d] += source[i, d]
 
 
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _row_sum_of_squares(grads, i, zero):  # type: ignore[no-untyped-def]
+    """In the type of `zero`.  A function of its own so that nothing else of its callers is reordered."""
+    total = zero
+    for d in range(grads.shape[1]):
+        g = type(zero)(grads[i, d])
+        total += g * g
+    return total
+
+
 @numba.njit(nogil=True, cache=True)
 def sum_of_squares(grads):  # type: ignore[no-untyped-def]
     """In float64, row by row; not finite exactly where a gradient is not (float32 squares cannot overflow it)."""
     total = 0.0
     for i in range(grads.shape[0]):
-        row = 0.0
-        for d in range(grads.shape[1]):
-            row += np.float64(grads[i, d]) * np.float64(grads[i, d])
-        total += row
+        total += _row_sum_of_squares(grads, i, np.float64(0))
     return total
 
 
@@ -96,7 +105,7 @@ def scale(grads, factor):  # type: ignore[no-untyped-def]
             grads[i, d] *= factor[0]
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def sgd(values, grads, scalars):  # type: ignore[no-untyped-def]
     lr = scalars[0]
     for i in range(values.shape[0]):
@@ -104,21 +113,18 @@ def sgd(values, grads, scalars):  # type: ignore[no-untyped-def]
             values[i, d] -= lr * grads[i, d]
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def rowwise_adagrad(values, state, grads, scalars):  # type: ignore[no-untyped-def]
     lr, eps = scalars[0], scalars[1]
     dim = values.shape[1]
     for i in range(values.shape[0]):
-        total = scalars[0] - scalars[0]
-        for d in range(dim):
-            total += grads[i, d] * grads[i, d]
-        state[i, 0] += total / dim
+        state[i, 0] += _row_sum_of_squares(grads, i, grads.dtype.type(0)) / dim
         step = lr / (math.sqrt(state[i, 0]) + eps)
         for d in range(dim):
             values[i, d] -= step * grads[i, d]
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def adagrad(values, state, grads, scalars):  # type: ignore[no-untyped-def]
     lr, eps = scalars[0], scalars[1]
     for i in range(values.shape[0]):
@@ -128,7 +134,7 @@ def adagrad(values, state, grads, scalars):  # type: ignore[no-untyped-def]
             values[i, d] -= lr * (g / (math.sqrt(state[i, d]) + eps))
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def adam(values, state, grads, scalars):  # type: ignore[no-untyped-def]
     step_size, keep1, keep2, eps = scalars[0], scalars[1], scalars[2], scalars[3]
     dim = values.shape[1]

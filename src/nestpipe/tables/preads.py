@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +27,9 @@ class Preads:
         self._pool = ThreadPoolExecutor(threads, "nestpipe-disk")
         self.close = weakref.finalize(self, self._pool.shutdown, wait=False)
 
-    def transfer(self, writing: bool, fd: int, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def transfer(
+        self, writing: bool, fd: int, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray
+    ) -> np.ndarray:
         """As `uring.Ring.transfer`."""
         addresses = places + self._memory.ctypes.data
         results = np.empty(len(offsets), np.int64)
@@ -34,7 +37,7 @@ class Preads:
         ends = np.linspace(0, len(offsets), parts + 1).astype(np.int64)
         jobs = [
             self._pool.submit(move_bytes, writing, fd, offsets[a:b], lengths[a:b], addresses[a:b], results[a:b])
-            for a, b in zip(ends[:-1], ends[1:])
+            for a, b in itertools.pairwise(ends.tolist())
         ]
         for job in jobs:
             job.result()

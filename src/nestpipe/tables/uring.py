@@ -25,7 +25,7 @@ GROUP = 32
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same numbers on every architecture
 _READ, _WRITE, _READ_FIXED, _WRITE_FIXED = 22, 23, 4, 5
 _COOP_TASKRUN = 1 << 8
-_SINGLE_MMAP = 1 << 0
+_FEATURES = 1 << 0 | 1 << 3  # one mapping for both rings; and what came with plain reads and writes
 _GETEVENTS = 1 << 0
 _SQES_OFFSET = 0x10000000
 _EINTR, _EAGAIN, _EBUSY = errno.EINTR, errno.EAGAIN, errno.EBUSY
@@ -102,9 +102,9 @@ class Ring:
             raise OSError(ctypes.get_errno(), f"io_uring_setup: {os.strerror(ctypes.get_errno())}")
         self.close = weakref.finalize(self, os.close, self._fd)
         """Called at the end of the ring's life, or before."""
-        if not params[5] & _SINGLE_MMAP:
+        if params[5] & _FEATURES != _FEATURES:
             self.close()
-            raise OSError(errno.ENOSYS, "io_uring: this kernel is older than 5.4")
+            raise OSError(errno.ENOSYS, "io_uring: this kernel is older than 5.6")
         entries, cq_entries = params[0], params[1]
         # Offsets in struct io_uring_params: sq_off begins at word 10 (head, tail, mask, entries, flags, dropped, array),
         # cq_off at word 20 (head, tail, mask, entries, overflow, cqes).
@@ -127,7 +127,9 @@ class Ring:
         self._memory = memory
         self._broken = 0
 
-    def transfer(self, writing: bool, fd: int, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def transfer(
+        self, writing: bool, fd: int, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray
+    ) -> np.ndarray:
         """Moves lengths[i] bytes between offsets[i] of the file and places[i] of the memory, for all i, in any order.
 
         Returns for each the number of bytes moved, or minus the error number.

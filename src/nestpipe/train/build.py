@@ -12,6 +12,7 @@ from nestpipe.models.kinds import make_model
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.config import TableDefaults
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
+from nestpipe.tables.tiered import DiskTier
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.sections import DenseSection, TablesSection
 
@@ -77,6 +78,9 @@ def make_pipeline(
         clip_norm=recipe.train.clip_norm,
         table_rate=recipe.tables.rates().factor,
         dense_rate=recipe.dense.rates().factor,
+        tier=None
+        if recipe.tables.disk_path is None
+        else DiskTier(recipe.tables.disk_path, recipe.tables.dram_rows or 1),
         buffer_limit=None if recipe.memory.buffer_limit is None else int(recipe.memory.buffer_limit * 2**20),
         check_staleness=check_staleness,
         trace=trace,

@@ -57,6 +57,10 @@ class TablesSection:
     """Distribution of a new row, drawn from seed, table and key alone."""
     init_scale: float = 0.01
     """Half width of `uniform`, standard deviation of `normal`."""
+    disk_path: str | None = None
+    """Directory on a local disk for rows that do not fit in DRAM; none = all rows in DRAM."""
+    dram_rows: int | None = None
+    """With disk_path: rows that stay in DRAM, of each table group on each worker."""
     warmup_steps: int = 0
     """Steps until the learning rate is reached."""
     decay: Decay = "none"
@@ -69,6 +73,10 @@ class TablesSection:
     def __post_init__(self) -> None:
         _check_optimizer("tables", self)
         _at_least("tables.init_scale", self.init_scale, 0)
+        _at_least("tables.dram_rows", self.dram_rows, 1)
+        if (self.disk_path is None) != (self.dram_rows is None):
+            given, other = ("disk_path", "dram_rows") if self.dram_rows is None else ("dram_rows", "disk_path")
+            raise ValueError(f"tables.{given} needs tables.{other} beside it")
 
     def rates(self) -> RateSchedule:
         return RateSchedule(self.warmup_steps, self.decay, self.decay_steps, self.decay_to)

@@ -74,6 +74,8 @@ def verify(
         "losses": len(serial.losses),
     }
     difference = _first_difference(serial, other, world)
+    serial.pipeline.close()
+    other.pipeline.close()
     if difference is not None and difference.what != "losses":
         difference = replace(difference, step=_parting_step(recipe, difference.step, world, tell))
     return {
@@ -100,7 +102,7 @@ def _run(recipe: Recipe, steps: int, world: World, tell: Callable[[float], None]
     while len(losses) < steps and (step := pipeline.progress(stream)):
         losses.append(step.loss)
         tell(len(losses) / steps)
-    pipeline.close()
+    pipeline.settle()
     stream.close()
     return Run(pipeline, losses)
 
@@ -190,8 +192,8 @@ def _parting_step(recipe: Recipe, steps: int, world: World, tell: Callable[[floa
         serial, other = (
             _run(_with(recipe, s), middle, world, lambda done: None) for s in ("serial", recipe.pipeline.schedule)
         )
-        if _first_difference(serial, other, world) is None:
-            low = middle
-        else:
-            high = middle
+        same = _first_difference(serial, other, world) is None
+        serial.pipeline.close()
+        other.pipeline.close()
+        low, high = (middle, high) if same else (low, middle)
     return high

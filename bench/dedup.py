@@ -1,0 +1,85 @@
+"""dedup beside torch.unique, one thread each, on 212,992 power-law keys (26 features x 8,192, 100,000 ids each, exponent 1.05).
+
+    python bench/dedup.py [--repeats 60] [--at-least 6]
+
+Three layouts: each feature's ids in a range of its own ("offset"), all in the same range ("plain"), and scattered over all 64
+bits by a bijection ("scrambled").  torch and dedup take turns.  The first dedup after torch finds the caches full of torch's
+data ("in turns"); the one right after it finds them warm ("again").  Time is the calling thread's CPU time, for both run on that
+thread alone, and a longer call is interrupted more often by whatever else the machine does: by the wall clock the ratio would
+grow with the load.  `best` is the ratio of the two minima, the spread that of the quartiles of all turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from nestpipe.keys import dedup
+
+FEATURES, SAMPLES, IDS, EXPONENT = 26, 8192, 100_000, 1.05
+
+
+def layouts(seed: int = 0) -> dict[str, np.ndarray]:
+    u = np.random.default_rng(seed).random((FEATURES, SAMPLES))
+    span = (IDS + 1.0) ** (1 - EXPONENT) - 1
+    ids = np.exp(np.log1p(u * span) / (1 - EXPONENT)).astype(np.int64).clip(1, IDS) - 1
+    offset = (ids + IDS * np.arange(FEATURES)[:, None]).reshape(-1)
+    x = offset.astype(np.uint64)  # splitmix64's finalizer
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return {"offset": offset, "plain": ids.reshape(-1), "scrambled": (x ^ (x >> np.uint64(31))).view(np.int64)}
+
+
+def check(keys: np.ndarray) -> int:
+    """dedup gives what numpy gives by sorting; returns the number of unique keys."""
+    unique, inverse = dedup(keys)
+    _, first = np.unique(keys, return_index=True)
+    np.testing.assert_array_equal(unique, keys[np.sort(first)])
+    np.testing.assert_array_equal(unique[inverse], keys)
+    return len(unique)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=60, help="turns per layout")
+    parser.add_argument(
+        "--at-least", type=float, default=0.0, help="exit with 1 where a best ratio, caches warm, is below this"
+    )
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    failed = False
+    print(
+        f"{'keys':10s} {'unique':>7s}  {'torch ms':>14s}  {'dedup ms':>14s}  {'best':>5s}  ratio over turns (quartiles)"
+    )
+    for name, keys in layouts().items():
+        unique, tensor = check(keys), torch.from_numpy(keys)
+        theirs, turns, again = (np.empty(arguments.repeats) for _ in range(3))
+        for i in range(arguments.repeats):
+            theirs[i] = seconds(lambda: torch.unique(tensor, return_inverse=True))  # noqa: B023
+            turns[i] = seconds(lambda: dedup(keys))  # noqa: B023
+            again[i] = seconds(lambda: dedup(keys))  # noqa: B023
+        for how, ours in (("in turns", turns), ("again", again)):
+            quartiles = np.percentile(theirs / ours, [25, 50, 75])
+            best = theirs.min() / ours.min()
+            failed |= how == "again" and best < arguments.at_least
+            print(
+                f"{name:10s} {unique:7d}  {theirs.min() * 1e3:6.2f} {np.median(theirs) * 1e3:7.2f}  "
+                f"{ours.min() * 1e3:6.2f} {np.median(ours) * 1e3:7.2f}  {best:5.1f}  "
+                f"{quartiles[1]:.1f} ({quartiles[0]:.1f} to {quartiles[2]:.1f}) {how}"
+            )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""`nestpipe schedule`: prints a schedule as a grid, proves it exact, and draws it as SVG or as a trace.  No torch needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nestpipe.schedule.action import Action
+    from nestpipe.schedule.clock import ClockSpan
+
+MOST_BATCHES, MOST_MICRO_BATCHES = 100, 64
+"""What a person would look at, and what `--check` proves in a minute."""
+
+HELP = """\
+Prints a schedule: which lane does what, and when, by a virtual clock with nominal costs (not measured ones).
+
+  nestpipe schedule dbp                              the grid, for 6 batches
+  nestpipe schedule dbp --micro 4 --check            is it exactly serial, whatever the keys?  Exit 1 if not
+  nestpipe schedule dbp --svg dbp.svg --trace dbp.json
+"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser's."""
+    parser = commands.add_parser(
+        "schedule",
+        help="print, check or draw a schedule",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("schedule", metavar="S", help="such as serial or dbp")
+    parser.add_argument("--batches", default="6", metavar="B", help="how many batches; default 6")
+    parser.add_argument("--micro", default="1", metavar="N", help="micro-batches per batch; default 1")
+    parser.add_argument("--check", action="store_true", help="prove it exact against serial, or say what breaks it")
+    parser.add_argument("--svg", metavar="FILE", help="draw it here, to scale")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev here")
+    parser.add_argument("--json", metavar="FILE", help="write actions, times and the proof here ('-': standard output)")
+    parser.set_defaults(command=_schedule)
+
+
+def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
+    from nestpipe.schedule import BUILDERS, build
+    from nestpipe.schedule.check import Violation, examine
+    from nestpipe.schedule.clock import nominal, run
+
+    name = args.schedule
+    if name not in BUILDERS:
+        raise ValueError(f"the schedule must be one of {', '.join(BUILDERS)}, not {name!r}")
+    batches = _number("--batches", args.batches, MOST_BATCHES)
+    micros = _number("--micro", args.micro, MOST_MICRO_BATCHES)
+    for flag in ("svg", "trace", "json"):
+        _check_place(f"--{flag}", getattr(args, flag))
+
+    actions, serial = build(name, batches, micros), build("serial", batches, micros)
+    spans = run(actions, nominal(actions))
+    ends = {n: max(s.stop for s in run(a, nominal(a))) for n, a in (("serial", serial), (name, actions))}
+    heading = f"{_count(batches, 'batch', 'es')}, {_count(micros, 'micro-batch', 'es')} each"
+    title = f"{name}: {heading}, ends at {ends[name]:g}" + (f" (serial {ends['serial']:g})" if name != "serial" else "")
+    console = Console(stderr=args.json == "-")
+    _print_grid(console, spans, title)
+    result = {"schedule": name, "batches": batches, "micro_batches": micros, "ends": ends, "actions": _rows(spans)}
+    code = 0
+    if args.check:
+        found = examine(actions, serial)
+        broken = isinstance(found, Violation)
+        result["check"] = {"exact": not broken, "why": str(found)}
+        code = 1 if broken else 0
+        console.print(f"{'not exact' if broken else 'exact'}: {found}", highlight=False, soft_wrap=True, markup=False)
+    _write(args, spans, title, result)
+    return code
+
+
+def _number(flag: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+        raise ValueError(f"{flag} must be a whole number from 1 to {most}, not {text!r}")
+    return int(text)
+
+
+def _count(number: int, noun: str, plural: str) -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"
+
+
+def _check_place(flag: str, place: str | None) -> None:
+    """Before the work, and before anything else is written."""
+    if place is None or (flag == "--json" and place == "-"):
+        return
+    folder = Path(place).parent
+    if not folder.is_dir() or Path(place).is_dir():
+        why = "that is a folder" if folder.is_dir() else f"there is no folder '{folder}'"
+        raise ValueError(f"{flag} {place} cannot be written: {why}")
+
+
+def _print_grid(console: Console, spans: Sequence[ClockSpan], title: str) -> None:
+    from nestpipe.schedule.draw import grid
+
+    console.print(f"{title}; nominal costs", highlight=False, soft_wrap=True)
+    for line in grid(spans, console.width, plain=not console.encoding.startswith("utf")):
+        console.print(line, soft_wrap=True)
+
+
+def _rows(spans: Sequence[ClockSpan]) -> list[dict[str, Any]]:
+    from nestpipe.schedule.action import label
+
+    def row(action: Action, start: float, stop: float) -> dict[str, Any]:
+        named = {"stage": action.stage, "batch": action.batch, "micro": action.micro, "lane": action.lane}
+        return {**named, "waits": [label(name) for name in action.waits], "start": start, "stop": stop}
+
+    return [row(s.action, s.start, s.stop) for s in spans]
+
+
+def _write(args: argparse.Namespace, spans: Sequence[ClockSpan], title: str, result: dict[str, Any]) -> None:
+    from nestpipe.schedule.draw_svg import svg
+    from nestpipe.schedule.trace import VIRTUAL, merge
+
+    if args.svg:
+        Path(args.svg).write_text(svg(spans, title, "time, nominal costs"), encoding="utf-8")
+    if args.trace:
+        Path(args.trace).write_text(json.dumps(merge([spans], unit=VIRTUAL)) + "\n")
+    if args.json == "-":
+        json.dump(result, sys.stdout)
+        print()
+    elif args.json:
+        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")

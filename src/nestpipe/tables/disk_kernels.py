@@ -1,0 +1,183 @@
+"""Numba kernels of the disk tier: where rows are, records with their checksums, and which bytes to read.  All release the GIL.
+
+Rows are handled as 32-bit words whatever their dtype, so each kernel is compiled once.  A record is
+
+    row number (2 words), check (2 words), values, optimizer state, a word of padding where the sum would be odd
+
+and lies at place p of the file: segment p // per_segment, record p % per_segment in it.  `where[row]` is 0 for a row that is
+nowhere, slot + 1 for one in DRAM, -(place + 1) for one on disk.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from nestpipe.keys.mixing import mix
+
+HEADER_WORDS = 4
+_PRIME = np.uint64(0x9FB21C651E98DF25)
+_S29, _S32 = np.uint64(29), np.uint64(32)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+
+@numba.njit(nogil=True, cache=True)
+def locate(where, rows, slots, places):  # type: ignore[no-untyped-def]
+    """The DRAM slot or the disk place of each row, -1 where it has none; negative rows have neither."""
+    for i in range(rows.shape[0]):
+        at = where[rows[i]] if rows[i] >= 0 else 0
+        slots[i] = at - 1 if at > 0 else -1
+        places[i] = -at - 1 if at < 0 else -1
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _word(words, at):  # type: ignore[no-untyped-def]
+    return np.uint64(words[at]) | (np.uint64(words[at + 1]) << _S32)
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _put_word(words, at, value):  # type: ignore[no-untyped-def]
+    words[at] = np.uint32(value & _LOW_32)
+    words[at + 1] = np.uint32(value >> _S32)
+
+
+@numba.njit(nogil=True, cache=True)
+def _check_of(words, base, record_words, row, place, generation):  # type: ignore[no-untyped-def]
+    """64 bits of a record's content, its row, its place and how often that place was used: so a record of another row, one from
+    elsewhere and one that a lost write left behind fail as surely as a flipped bit.  Each step is a bijection of the sum and of
+    the word, so a change within one aligned 8 bytes is always caught, any other with probability 1 - 2**-64.
+    """
+    check = mix(np.uint64(row) ^ mix(np.uint64(place) ^ mix(np.uint64(generation))))
+    for at in range(base + HEADER_WORDS, base + record_words, 2):
+        check = (check ^ _word(words, at)) * _PRIME
+        check ^= check >> _S29
+    return mix(check)
+
+
+@numba.njit(nogil=True, cache=True)
+def encode(words, first, place, generation, record_words, rows, index, values, state):  # type: ignore[no-untyped-def]
+    """Record first + i of a segment in `words`, which is place + i: rows[i] with values[index[i]] and state[index[i]]."""
+    dim, width = values.shape[1], state.shape[1]
+    for i in range(rows.shape[0]):
+        base = (first + i) * record_words
+        at = base + HEADER_WORDS
+        for d in range(dim):
+            words[at + d] = values[index[i], d]
+        at += dim
+        for d in range(width):
+            words[at + d] = state[index[i], d]
+        for d in range(at + width, base + record_words):
+            words[d] = 0
+        _put_word(words, base, np.uint64(rows[i]))
+        _put_word(words, base + 2, _check_of(words, base, record_words, rows[i], place + i, generation))
+
+
+@numba.njit(nogil=True, cache=True)
+def decode(  # type: ignore[no-untyped-def]
+    words, spots, order, rows, places, generations, per_segment, record_words, target, values, state
+):
+    """For all j, with i = order[j]: the record at byte spots[j] of `words` is checked to be rows[i]'s at places[i], and copied
+    to values[target[i]] and state[target[i]].  Returns the first i whose record is wrong, or -1.
+    """
+    dim, width = values.shape[1], state.shape[1]
+    for j in range(order.shape[0]):
+        i = order[j]
+        base = spots[j] >> 2
+        generation = generations[places[i] // per_segment]
+        check = _check_of(words, base, record_words, rows[i], places[i], generation)
+        if _word(words, base) != np.uint64(rows[i]) or _word(words, base + 2) != check:
+            return i
+        at = base + HEADER_WORDS
+        for d in range(dim):
+            values[target[i], d] = words[at + d]
+        at += dim
+        for d in range(width):
+            state[target[i], d] = words[at + d]
+    return -1
+
+
+@numba.njit(nogil=True, cache=True)
+def plan_reads(  # type: ignore[no-untyped-def]
+    order,
+    places,
+    per_segment,
+    segment_bytes,
+    record_bytes,
+    align,
+    gap,
+    longest,
+    room,
+    starts,
+    lengths,
+    into,
+    spots,
+    read_of,
+):
+    """Reads for the records at places[order[0]], places[order[1]], ... (ascending), as many as fit into `room` bytes.
+
+    Neighbours at most `gap` bytes apart share a read of at most `longest` bytes.  Read r moves lengths[r] bytes from starts[r] of
+    the file to into[r] of the memory; record j then lies at spots[j] and came with read read_of[j].  Returns (reads, records).
+    """
+    reads, used = 0, 0
+    for j in range(order.shape[0]):
+        place = places[order[j]]
+        offset = place // per_segment * segment_bytes + place % per_segment * record_bytes
+        low = offset // align * align
+        high = (offset + record_bytes + align - 1) // align * align
+        last = reads - 1
+        if reads > 0 and low - starts[last] - lengths[last] <= gap and high - starts[last] <= longest:
+            more = max(0, high - starts[last] - lengths[last])
+            if used + more > room:
+                return reads, j
+            lengths[last] += more
+            used += more
+        else:
+            if used + high - low > room:
+                return reads, j
+            starts[reads], lengths[reads], into[reads] = low, high - low, used
+            used += high - low
+            last = reads
+            reads += 1
+        spots[j] = into[last] + offset - starts[last]
+        read_of[j] = last
+    return reads, order.shape[0]
+
+
+@numba.njit(nogil=True, cache=True)
+def live_records(words, place, count, record_words, where, rows, numbers):  # type: ignore[no-untyped-def]
+    """Rows and numbers of those of `count` records, from `place` on, that are still the home of their row.  Returns how many."""
+    found = 0
+    for k in range(count):
+        row = np.int64(_word(words, k * record_words))
+        if 0 <= row < where.shape[0] and where[row] == -(place + k) - 1:
+            rows[found] = row
+            numbers[found] = k
+            found += 1
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def count_places(places, per_segment, by, live, emptied):  # type: ignore[no-untyped-def]
+    """Adds `by` to the live records of each place's segment.  Returns how many segments came to zero; `emptied` lists them."""
+    count = 0
+    for i in range(places.shape[0]):
+        segment = places[i] // per_segment
+        live[segment] += by
+        if live[segment] == 0:
+            emptied[count] = segment
+            count += 1
+    return count
+
+
+@numba.njit(nogil=True, cache=True)
+def move_home(where, rows, places):  # type: ignore[no-untyped-def]
+    """Notes that the rows are now on disk."""
+    for i in range(rows.shape[0]):
+        where[rows[i]] = -places[i] - 1
+
+
+@numba.njit(nogil=True, cache=True)
+def move_in(where, rows, slots):  # type: ignore[no-untyped-def]
+    """Notes that the rows are now in DRAM."""
+    for i in range(rows.shape[0]):
+        where[rows[i]] = slots[i] + 1

@@ -1,0 +1,71 @@
+"""What every row store does with its keys, wherever the rows lie: number them, put them in order, give them first values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from nestpipe.keys.index import HashIndex
+from nestpipe.keys.mixing import mix
+from nestpipe.tables import kernels
+from nestpipe.tables.group import TableGroup
+
+
+class KeyedRows(ABC):
+    """Rows and optimizer state by (table, key).  `retrieve` never creates a row, `writeback` does.
+
+    So a batch that was looked up but never trained (the run ended, a step failed) leaves no trace.
+    """
+
+    def __init__(self, group: TableGroup, seed: int, max_rows: int | None) -> None:
+        self.group = group
+        self.index = HashIndex(max_rows)
+        self._seeds = np.array(
+            [int(mix(np.uint64(t.name_hash ^ (seed & (2**64 - 1))))) for t in group.tables], np.uint64
+        )
+        self._normal = np.array([t.init == "normal" for t in group.tables])
+        self._scales = np.array([t.init_scale for t in group.tables], np.float64)
+
+    @abstractmethod
+    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+        """Fills values [R, D] and state [R, S] for every key; a key without a row gets its first value and zero state."""
+
+    @abstractmethod
+    def writeback(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+        """Stores values and state of every key (no key twice); keys without a row get one."""
+
+    @abstractmethod
+    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values [n, D] and state [n, S] of the given slots, as copies."""
+
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of DRAM in use: rows, state and index."""
+
+    @abstractmethod
+    def overhead_per_row(self) -> float:
+        """Bytes of DRAM beyond values and optimizer state, per row."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what the store holds outside DRAM; where that is something, it cannot be used after it."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def rows_of(self, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys of one table, ascending, and their slots."""
+        tables, keys, slots = self.index.items()
+        mine = np.flatnonzero(tables == table)
+        order = mine[np.argsort(keys[mine])]
+        return keys[order], slots[order]
+
+    def _begin(
+        self, slots: np.ndarray, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray
+    ) -> None:
+        """First values and zero state for keys without a slot."""
+        missing = np.flatnonzero(slots < 0)
+        state[missing] = 0
+        if len(missing):
+            kernels.first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)

@@ -1,0 +1,159 @@
+"""The row store of one worker's shard of a table group, with the hot rows in DRAM and the others on a local disk."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from nestpipe.keys.slab import Slab
+from nestpipe.tables import disk_kernels, kernels
+from nestpipe.tables.clock import Clock
+from nestpipe.tables.disk_log import SEGMENT_BYTES, DiskLog
+from nestpipe.tables.group import TableGroup
+from nestpipe.tables.keyed import KeyedRows
+
+
+@dataclass(frozen=True)
+class DiskTier:
+    """A disk under DRAM: where, and how many rows stay in DRAM, of each table group on each worker."""
+
+    path: str
+    dram_rows: int
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("tables.disk_path must name a directory on a local disk")
+        if self.dram_rows < 1:
+            raise ValueError(f"tables.dram_rows must be at least 1, not {self.dram_rows}")
+
+
+class TieredRowStore(KeyedRows):
+    """Bit for bit as `RowStore`, with at most `tier.dram_rows` rows in DRAM.  Index and whereabouts of all rows stay there, too.
+
+    A row is either in DRAM or on disk, never in both: only trained rows enter DRAM, so a copy on disk would be stale at once.
+    `retrieve` and `read` change nothing.  Any thread may call; one lock, held without the GIL.
+    """
+
+    def __init__(
+        self,
+        group: TableGroup,
+        seed: int,
+        rank: int,
+        tier: DiskTier,
+        io: str = "auto",
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        super().__init__(group, seed, None)
+        self._where = Slab(np.int64, ())
+        self._values = Slab(group.dtype, (group.dim,), tier.dram_rows)
+        self._state = Slab(group.dtype, (group.state_width,), tier.dram_rows)
+        self._clock = Clock(tier.dram_rows)
+        others = f" and {len(group.tables) - 1} more" if len(group.tables) > 1 else ""
+        label = f"table {group.tables[0].name!r}{others}"
+        words = group.dtype.itemsize // 4
+        self.disk = DiskLog(
+            tier.path,
+            f"rank{rank}",
+            label,
+            (group.dim * words, group.state_width * words),
+            self._name_of,
+            io,
+            segment_bytes,
+        )
+        self._lock = threading.Lock()
+
+    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+        with self._lock:
+            rows = self.index.find(keys, tables)
+            self._fetch(rows, values, state)
+        self._begin(rows, tables, keys, values, state)
+
+    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values = np.empty((len(slots), self.group.dim), self.group.dtype)
+        state = np.empty((len(slots), self.group.state_width), self.group.dtype)
+        with self._lock:
+            self._fetch(slots, values, state)
+        return values, state
+
+    def writeback(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+        """Stores values and state of every key (no key twice); all of them go to DRAM, as far as it holds them.
+
+        On a DiskTierError the store is as it was before the call.
+        """
+        with self._lock:
+            rows = self.index.insert(keys, tables)
+            try:
+                self._where.reserve(self.index.slots_used)
+                self._put(rows, values, state)
+            except (OSError, MemoryError):
+                unborn = self._where.rows[rows] == 0
+                self.index.delete(keys[unborn], tables[unborn])
+                raise
+
+    def nbytes(self) -> int:
+        width = self.group.dim + self.group.state_width
+        cached = self._clock.used * width * self.group.dtype.itemsize
+        return cached + self._bookkeeping() + self.disk.nbytes()
+
+    def overhead_per_row(self) -> float:
+        return self._bookkeeping() / max(1, len(self))
+
+    def close(self) -> None:
+        with self._lock:
+            self.disk.close()
+
+    def _bookkeeping(self) -> int:
+        return self.index.nbytes() + 8 * self.index.slots_used + self._clock.nbytes()
+
+    def _fetch(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+        """Fills values and state of all rows that are not negative."""
+        slots, places = self._locate(rows)
+        kernels.gather(self._values.rows, slots, values)
+        if state.shape[1]:
+            kernels.gather(self._state.rows, slots, state)
+        cold = np.flatnonzero(places >= 0)
+        if len(cold):
+            self.disk.read(places[cold], rows[cold], cold, values, state)
+
+    def _put(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+        slots, places = self._locate(rows)
+        hits = np.flatnonzero(slots >= 0)
+        misses = np.flatnonzero(slots < 0)
+        admitted = min(len(misses), self._clock.capacity - len(hits))
+        entering, through = misses[:admitted], misses[admitted:]
+        taken, leaving = self._clock.choose(admitted, slots[hits])
+
+        # What must be written, first: it may fail, and nothing has changed yet.
+        where = self._where.rows
+        self.disk.make_room(len(through) + len(leaving), where)
+        through_places = self.disk.append(rows[through], through, values, state)
+        victims = taken[admitted - len(leaving) :]
+        try:
+            leaving_places = self.disk.append(leaving, victims, self._values.rows, self._state.rows)
+        except OSError:
+            self.disk.release(through_places)
+            raise
+
+        _, places = self._locate(rows)  # again: make_room may have moved some
+        self.disk.release(places[places >= 0])
+        disk_kernels.move_home(where, leaving, leaving_places)
+        disk_kernels.move_home(where, rows[through], through_places)
+        disk_kernels.move_in(where, rows[entering], taken)
+        self._clock.fill(taken, rows[entering])
+        self._clock.touch(slots[hits])
+        slots[entering] = taken
+        kept = np.concatenate([hits, entering])
+        kernels.copy_rows(values, kept, self._values.rows, slots[kept])
+        if state.shape[1]:
+            kernels.copy_rows(state, kept, self._state.rows, slots[kept])
+
+    def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        slots, places = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        disk_kernels.locate(self._where.rows, rows, slots, places)
+        return slots, places
+
+    def _name_of(self, row: int) -> str:
+        table = self.group.tables[self.index.slot_tables.rows[row]].name
+        return f"key {self.index.slot_keys.rows[row]} of table {table!r}"

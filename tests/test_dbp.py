@@ -1,0 +1,309 @@
+"""Dual-buffer pipelining is serial, bit for bit, whatever keys consecutive batches share; and what breaks it is noticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nestpipe import (
+    SGD,
+    Adagrad,
+    Adam,
+    Batch,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    RowWiseAdagrad,
+    TrainPipeline,
+    World,
+)
+from nestpipe.engine.buffers import BufferLimit
+from nestpipe.engine.flight import Flight
+from nestpipe.engine.sparse import SparseStages
+from nestpipe.engine.staleness import StaleRead
+from nestpipe.tables import kernels
+from oracle import Trained
+from training import gather
+from workers import run
+
+Steps = list[list[list[int]]]
+"""Per step, per worker: the keys of its samples, one each."""
+
+OPTIMIZERS = {"sgd": SGD(0.1), "rowwise": RowWiseAdagrad(0.1), "adagrad": Adagrad(0.1), "adam": Adam(0.1)}
+
+
+class Model(nn.Module):
+    """Two tables of different dimension on one feature, and a dense layer, so that every part of a step matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = EmbeddingBagCollection(
+            [EmbeddingBagConfig(f"t{d}", d, ["f"], init_scale=1.0) for d in (3, 5)],
+        )
+        torch.manual_seed(3)
+        self.dense = nn.Linear(8, 1)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, None]:
+        return self.dense(self.sparse(batch.sparse_features).values()).square().mean(), None
+
+
+def batches(steps: Steps, rank: int) -> Iterator[Batch]:
+    for step in steps:
+        keys = step[rank]
+        ids = torch.tensor(keys, dtype=torch.int64)
+        yield Batch(KeyedJaggedTensor(["f"], ids, lengths=torch.ones(len(keys), dtype=torch.int64), stride=len(keys)))
+
+
+def trained(
+    world: World,
+    steps: Steps,
+    schedule: str,
+    optimizer: str = "adam",
+    micro_batches: int = 1,
+    spoil: Callable[[TrainPipeline], None] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Losses and the bytes of everything on this worker."""
+    model = Model()
+    pipeline = TrainPipeline(
+        model,
+        torch.optim.Adam(model.parameters(), 0.1),
+        OPTIMIZERS[optimizer],
+        schedule=schedule,
+        micro_batches=micro_batches,
+        world=world,
+        **options,
+    )
+    if spoil is not None:
+        spoil(pipeline)
+    data = batches(steps, world.rank)
+    losses = []
+    while step := pipeline.progress(data):
+        losses.append(step.loss)
+    left = Trained()
+    gather(pipeline, left)
+    pipeline.close()
+    parts = {"keys": left.keys, "rows": left.rows, "state": left.state, "dense": left.dense, "adam": left.dense_state}
+    return {f"{what} {name}": a.tobytes() for what, part in parts.items() for name, a in part.items()} | {
+        "losses": losses
+    }
+
+
+def both(world: World, steps: Steps, optimizer: str, micro_batches: int) -> bool:
+    serial = trained(world, steps, "serial", optimizer, micro_batches)
+    checked = trained(world, steps, "dbp", optimizer, micro_batches, check_staleness=False)
+    return serial == checked
+
+
+def keys(draw: st.DrawFn, pool: list[int], most: int) -> list[int]:
+    return draw(st.lists(st.sampled_from(pool), max_size=most))
+
+
+@st.composite
+def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
+    """Batches whose keys come from one of: a common pool, a pool per parity (t-2 and t only), a pool per step, one key."""
+    workers = draw(st.integers(1, 3))
+    count = draw(st.integers(1, 9))
+    kind = draw(st.sampled_from(["common", "every other", "disjoint", "one key", "mixed"]))
+    steps: Steps = []
+    for step in range(count):
+        pool = {
+            "common": list(range(6)),
+            "every other": [100 * (step % 2) + k for k in range(5)],
+            "disjoint": [1000 * step + k for k in range(5)],
+            "one key": [7],
+            "mixed": [*range(3), 100 * (step % 2), 1000 * step, -(2**63), 2**63 - 1],
+        }[kind]
+        steps.append([keys(draw, pool, 6) for _ in range(workers)])
+    if draw(st.booleans()):
+        steps[draw(st.integers(0, count - 1))][draw(st.integers(0, workers - 1))] = []
+    return workers, steps
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(overlapping(), st.sampled_from(list(OPTIMIZERS)), st.sampled_from([1, 3]))
+def test_dbp_is_serial_bit_for_bit(drawn: tuple[int, Steps], optimizer: str, micro_batches: int) -> None:
+    """Promise 1: any overlap of consecutive batches, any optimizer, 1 to 3 workers, empty and uneven batches."""
+    workers, steps = drawn
+    assert all(run(workers, both, steps, optimizer, micro_batches))
+
+
+EVERY_OTHER: Steps = [[[100 * (t % 2), 100 * (t % 2) + 1, t], [100 * (t % 2), 50 + t]] for t in range(8)]
+COMMON: Steps = [[[1, 2, 3, 10 + t], [2, 3, 4, 30 + t]] for t in range(8)]
+
+
+def without_sync(pipeline: TrainPipeline) -> None:
+    """The shared rows are not copied."""
+    sync = pipeline.sparse.sync
+
+    def broken(flight: Flight) -> None:
+        flight.shared = [(a[:0], b[:0]) for a, b in flight.shared]
+        sync(flight)
+
+    pipeline.sparse.sync = broken  # type: ignore[method-assign]
+
+
+def without_state(pipeline: TrainPipeline) -> None:
+    """Values are copied, optimizer state is not."""
+    sync = pipeline.sparse.sync
+
+    def broken(flight: Flight) -> None:
+        before = [buffer.state.copy() for buffer in flight.buffers]
+        copy_rows = kernels.copy_rows
+        states = {id(buffer.state) for buffer in flight.buffers}
+        kernels.copy_rows = lambda s, i, t, j: None if id(t) in states else copy_rows(s, i, t, j)  # type: ignore[assignment]
+        try:
+            sync(flight)
+        finally:
+            kernels.copy_rows = copy_rows
+        assert all((b.state == old).all() for b, old in zip(flight.buffers, before)), "the mutation did not take"
+
+    pipeline.sparse.sync = broken  # type: ignore[method-assign]
+
+
+def late_writeback(pipeline: TrainPipeline) -> None:
+    """writeback(t-2) comes after retrieve(t): kept back until the next batch has been retrieved."""
+    kept: list[Flight] = []
+    writeback, retrieve = SparseStages.writeback, SparseStages.retrieve
+
+    def hold(flight: Flight, micro: int) -> None:
+        kept.append(flight)
+
+    def read_first(flight: Flight, micro: int) -> None:
+        retrieve(pipeline.sparse, flight)
+        for held in kept:
+            writeback(pipeline.sparse, held)
+        kept.clear()
+
+    pipeline.engine._stages["writeback"] = hold
+    pipeline.engine._stages["retrieve"] = read_first
+
+
+def differs(world: World, steps: Steps, spoil: Callable[[TrainPipeline], None]) -> bool:
+    return trained(world, steps, "serial") != trained(world, steps, "dbp", spoil=spoil)
+
+
+def stale_reads(world: World, steps: Steps, spoil: Callable[[TrainPipeline], None] | None, schedule: str) -> str:
+    """On a worker by itself, so that its error ends nobody else's run."""
+    alone = [[step[world.rank]] for step in steps]
+    try:
+        trained(World.single(), alone, schedule, spoil=spoil, check_staleness=True)
+    except StaleRead as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "spoil, steps", [(without_sync, COMMON), (without_state, COMMON), (late_writeback, EVERY_OTHER)]
+)
+def test_what_breaks_dbp_changes_the_result(spoil: Callable[[TrainPipeline], None], steps: Steps) -> None:
+    """The comparison above is able to fail: each of the three mistakes gives other bits."""
+    assert any(run(2, differs, steps, spoil))
+
+
+@pytest.mark.parametrize(
+    "spoil, steps", [(without_sync, COMMON), (without_state, COMMON), (late_writeback, EVERY_OTHER)]
+)
+def test_staleness_check_names_what_is_stale(spoil: Callable[[TrainPipeline], None], steps: Steps) -> None:
+    """Promise 7: with stamps on, each of the three mistakes stops the run and names batch, table and key."""
+    message = run(1, stale_reads, steps, spoil, "dbp")[0]
+    assert "was about to read row" in message and "of table 't" in message and "left it" in message
+
+
+@pytest.mark.parametrize("schedule", ["serial", "dbp"])
+def test_staleness_check_is_silent_when_nothing_is_stale(schedule: str) -> None:
+    """Promise 7: no false alarm, in either schedule."""
+    assert run(1, stale_reads, EVERY_OTHER, None, schedule) == [""]
+
+
+def stamped_is_the_same(world: World, steps: Steps) -> bool:
+    plain, stamped = (trained(world, steps, "dbp", check_staleness=on) for on in (False, True))
+    return all(plain[k] == stamped[k] for k in plain if not k.startswith("state"))
+
+
+def test_stamps_change_nothing_else() -> None:
+    """--check staleness trains the very same model."""
+    assert all(run(2, stamped_is_the_same, COMMON))
+
+
+def limited(world: World, limit: int) -> str:
+    try:
+        trained(world, COMMON, "dbp", buffer_limit=limit)
+    except BufferLimit as error:
+        return str(error)
+    return ""
+
+
+def test_buffer_limit_names_the_batch() -> None:
+    """memory.buffer_limit stops a batch that would not fit before memory runs out, and says which and how much."""
+    for message in run(2, limited, 100):
+        assert "batch 0 needs" in message and "memory.buffer_limit" in message
+    assert run(2, limited, 1 << 20) == ["", ""]
+
+
+def settles(world: World) -> tuple[int, int]:
+    from nestpipe.engine.buffers import MEMORY
+
+    large = [[[1000 + i for i in range(400)]]]
+    small = [[[i, i + 1]] for i in range(MEMORY + 6)]
+    model = Model()
+    pipeline = TrainPipeline(model, None, SGD(0.1), schedule="dbp", world=World.single())
+    data = batches(large + small, 0)
+    while pipeline.progress(data):
+        pass
+    pipeline.close()
+    return pipeline.sparse.buffers.bytes, pipeline.sparse.buffers.peak
+
+
+def test_buffers_settle_after_a_large_batch() -> None:
+    """Buffers grow with a large batch and are given back when later batches are small."""
+    now, peak = run(1, settles)[0]
+    assert 0 < now < peak / 10
+
+
+def slow_storage(pipeline: TrainPipeline) -> None:
+    for stage in ("retrieve", "writeback"):
+        function = pipeline.engine._stages[stage]
+        pipeline.engine._stages[stage] = lambda f, m, function=function: (time.sleep(0.02), function(f, m))
+
+
+def slow_model(pipeline: TrainPipeline) -> None:
+    compute = pipeline.engine._stages["compute"]
+    pipeline.engine._stages["compute"] = lambda f, m: (time.sleep(0.06), compute(f, m))
+
+
+def timed(world: World, schedule: str) -> dict[str, dict[str, float]]:
+    model = Model()
+    pipeline = TrainPipeline(model, None, SGD(0.1), schedule=schedule, world=world)
+    slow_storage(pipeline)
+    slow_model(pipeline)
+    data = batches([[[t, 1], [t, 2]] for t in range(12)], world.rank)
+    for _ in range(3):
+        pipeline.progress(data)
+    pipeline.engine.timeline.restart()
+    start = time.perf_counter()
+    while pipeline.progress(data):
+        pass
+    wall = time.perf_counter() - start
+    report = pipeline.engine.timeline.report()
+    pipeline.close()
+    report["wall"] = {"exposed_ms": 1e3 * wall / pipeline.engine.timeline.steps}
+    return report
+
+
+def test_report_says_what_was_hidden_and_adds_up_to_the_step() -> None:
+    """The exposed column is the step; storage is exposed under serial and hidden under dbp."""
+    for schedule, hidden in (("serial", False), ("dbp", True)):
+        for report in run(2, timed, schedule):
+            wall = report.pop("wall")["exposed_ms"]
+            total = sum(stage["exposed_ms"] for stage in report.values())
+            assert total == pytest.approx(wall, rel=0.1, abs=8)  # the last progress, which finds no data, is not a step
+            storage = report["retrieve"]["exposed_ms"] + report["writeback"]["exposed_ms"]
+            assert (storage < 10) if hidden else (storage > 35), report
