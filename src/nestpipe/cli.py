@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,27 +46,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fail(error: Exception) -> int:
     """One line for what a user can mend; a traceback for what only we can."""
+    _restore_terminal()
+    if "RANK" in os.environ:
+        return _fail_as_worker(error)
+    message, code = _in_one_line(error)
+    if message is None:
+        raise error
+    print(f"nestpipe: {message}", file=sys.stderr)
+    return code
+
+
+def _fail_as_worker(error: Exception) -> int:
     from nestpipe.train import launch
 
     error = launch.as_peer_lost(error)
     message, code = _in_one_line(error)
-    _restore_terminal()
+    heard = launch.report_failure(error, message or f"{type(error).__name__}: {error}{_place(error)}")
     if message is None:
-        launch.report_failure(error, f"{type(error).__name__}: {error}{_place(error)}")
-        raise error
-    if not launch.report_failure(error, message):
+        traceback.print_exception(error)
+    elif not heard:
         print(f"nestpipe: {message}", file=sys.stderr)
-    return code
+    sys.stderr.flush()
+    # Not an orderly end: threads of this worker may still be waiting for one that is lost, until a deadline of their own.
+    os._exit(code)
+
+
+FAILURES = {
+    "nestpipe.comm.errors.PeerLost",
+    "nestpipe.lab.ladder.BenchError",
+    "nestpipe.pipeline.NotFinite",
+    "nestpipe.train.launch.LaunchError",
+}
+"""By name, so that an error need not wait for modules that it has nothing to do with."""
 
 
 def _in_one_line(error: Exception) -> tuple[str | None, int]:
-    from nestpipe.comm.errors import PeerLost
-    from nestpipe.lab.ladder import BenchError
-    from nestpipe.pipeline import NotFinite
-    from nestpipe.train.launch import LaunchError
-
     text = " ".join(str(error).split())
-    if isinstance(error, PeerLost | NotFinite | LaunchError | BenchError):
+    if any(f"{kind.__module__}.{kind.__name__}" in FAILURES for kind in type(error).__mro__):
         return text, 1
     if isinstance(error, ValueError | MemoryError | FileNotFoundError | PermissionError):
         return text + _place(error), 2
@@ -98,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         "train", help="train a recipe", description=TRAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     _recipe_flags(train)
-    train.add_argument("--run", metavar="DIR", help="the run directory; default runs/<recipe>-<time>")
+    # torchrun takes --run for its own --run-path even behind the module's name, so there has to be another spelling.
+    train.add_argument("--run", "--run-dir", metavar="DIR", help="the run directory; default runs/<recipe>-<time>")
     train.add_argument("--json", metavar="FILE", help="write the summary here too ('-': standard output)")
     train.add_argument("--quiet", action="store_true", help="no progress line")
     train.add_argument("--check", choices=["staleness"], help="verify the version of every row that is read; slower")
@@ -180,11 +198,11 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _train_here(args: argparse.Namespace) -> int:
-    from nestpipe.comm.world import World
+    from nestpipe.train.launch import join
     from nestpipe.train.trainer import in_words, train
 
     recipe = load(args)
-    world = World.join(recipe.train.timeout)
+    world = join(recipe.train.timeout)
     summary = train(recipe, world, args.run, quiet=args.quiet, check_staleness=args.check == "staleness")
     if world.rank == 0:
         _show(summary, in_words(summary["metrics"]))

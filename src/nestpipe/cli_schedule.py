@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nestpipe.schedule.action import Action
     from nestpipe.schedule.clock import ClockSpan
 
-MOST_BATCHES, MOST_MICRO_BATCHES = 100, 64
+MOST_BATCHES, MOST_MICRO_BATCHES = 100, 32
 """What a person would look at, and what `--check` proves in a minute."""
 
 HELP = """\
@@ -62,8 +62,9 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
     actions, serial = build(name, batches, micros), build("serial", batches, micros)
     spans = run(actions, nominal(actions))
     ends = {n: max(s.stop for s in run(a, nominal(a))) for n, a in (("serial", serial), (name, actions))}
-    heading = f"{_count(batches, 'batch', 'es')}, {_count(micros, 'micro-batch', 'es')} each"
-    title = f"{name}: {heading}, ends at {ends[name]:g}" + (f" (serial {ends['serial']:g})" if name != "serial" else "")
+    title = f"{name}: {batches} batch{'es' if batches > 1 else ''}"
+    title += f" of {micros} micro-batches" if micros > 1 else ""
+    title += f", ends at {ends[name]:g}" + (f" (serial {ends['serial']:g})" if name != "serial" else "")
     console = Console(stderr=args.json == "-")
     _print_grid(console, spans, title)
     result = {"schedule": name, "batches": batches, "micro_batches": micros, "ends": ends, "actions": _rows(spans)}
@@ -82,10 +83,6 @@ def _number(flag: str, text: str, most: int) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
         raise ValueError(f"{flag} must be a whole number from 1 to {most}, not {text!r}")
     return int(text)
-
-
-def _count(number: int, noun: str, plural: str) -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
 
 
 def _check_place(flag: str, place: str | None) -> None:

@@ -32,7 +32,7 @@ def small(*settings: str, workers: int = 1) -> list[str]:
     """Arguments of a training of the shipped dlrm that takes a second once torch is loaded."""
     sizes = ["data.samples=2000", "data.eval_samples=500", "data.features=4", "data.hot=1", "train.batch_size=100"]
     sets = [part for setting in [*sizes, *settings] for part in ("--set", setting)]
-    return ["train", "dlrm", *sets, "--workers", str(workers)]
+    return ["train", "dlrm", *sets, "--workers", str(workers), "--quiet"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Command:
     ) -> None:
         self.temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=folder))
         self.run = folder / (run or self.temporary.name.replace("tmp", "run"))
-        self.arguments = [*arguments, *(["--run", str(self.run)] if arguments[0] == "train" else [])]
+        named = arguments[0] != "train" or "--run-dir" in arguments
+        self.arguments = [*arguments, *([] if named else ["--run", str(self.run)])]
         self._files = [self.temporary.with_suffix(".out"), self.temporary.with_suffix(".err")]
         self._started = time.monotonic()
         self._process: Any
@@ -88,7 +89,8 @@ class Command:
         code = self._wait_for(deadline)
         seconds = time.monotonic() - self._started
         left = [pid for pid in processes() if self._is_mine(pid)]
-        files = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
+        # torch's compiler makes its folder, the same for every process, wherever it is loaded
+        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
         if code is None or left:
             self.end()
         out, err = (path.read_text() for path in self._files)
@@ -180,6 +182,11 @@ def refused(ended: Ended, *words: str) -> None:
     """A failure in one line that has all of these words in it."""
     line = one_line(ended)
     assert all(word in line for word in words), line
+
+
+def soon(seconds: float) -> float:
+    """What is `seconds` on a machine that is free, on this one as busy as it is."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def until(seconds: float, condition: Callable[[], bool]) -> bool:

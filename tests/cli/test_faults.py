@@ -1,4 +1,4 @@
-"""A worker that dies, stalls or diverges, and a user who has had enough: the run ends soon, says why in one line, leaves nothing."""
+"""A worker that dies, stalls or diverges, a user who has had enough: the run ends soon, says why in one line, leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from commands import SCRIPT, Command, nestpipe, one_line, refused, small, until
+from commands import SCRIPT, Command, nestpipe, one_line, refused, small, soon, until
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
@@ -26,7 +26,7 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     os.kill(workers[1], signal.SIGKILL)
     at = time.monotonic()
     line = one_line(command.wait())
-    assert time.monotonic() - at < 10
+    assert time.monotonic() - at < soon(5)
     assert line.startswith("worker 1 was killed by SIGKILL ("), line
     assert " of batch " in line and "rank 0 lost" in line, line
     assert not (command.run / "summary.json").exists()
@@ -39,7 +39,7 @@ def test_a_stopped_worker_is_waited_for_as_long_as_the_timeout_says(tmp_path: Pa
     os.kill(workers[1], signal.SIGSTOP)
     at = time.monotonic()
     line = one_line(command.wait())
-    assert 4 <= time.monotonic() - at < 15
+    assert 4 <= time.monotonic() - at < 4 + soon(6)
     assert " of batch " in line and "rank 0 waited 4 s for " in line and "--timeout" in line, line
     assert line.endswith("worker 1 did not answer and was ended"), line
 
@@ -51,9 +51,8 @@ def test_an_interrupted_run_is_over_at_once(tmp_path: Path) -> None:
     os.killpg(command.pid, signal.SIGINT)
     at = time.monotonic()
     ended = command.wait()
-    assert time.monotonic() - at < 5 and ended.code == 130
-    assert ended.err.splitlines()[-1] == "nestpipe: interrupted; all workers were ended", ended.err
-    assert "Traceback" not in ended.err
+    assert time.monotonic() - at < soon(5) and ended.code == 130
+    assert one_line(ended) == "interrupted; all workers were ended"
     assert sorted(path.name for path in command.run.iterdir()) == ["metrics.jsonl", "recipe.toml"]
 
 
@@ -65,7 +64,7 @@ def test_a_signal_while_workers_start_ends_them_too(tmp_path: Path) -> None:
         os.kill(command.pid, number)
         at = time.monotonic()
         ended = command.wait()
-        assert time.monotonic() - at < 5 and ended.code == code
+        assert time.monotonic() - at < soon(5) and ended.code == code
         refused(ended, words)
         assert not command.run.exists()
 
@@ -85,8 +84,7 @@ def test_a_single_worker_is_interrupted_too(tmp_path: Path) -> None:
     command.once_training(0)
     os.kill(command.pid, signal.SIGINT)
     ended = command.wait()
-    assert ended.code == 130 and "Traceback" not in ended.err
-    assert ended.err.splitlines()[-1].startswith("nestpipe: interrupted"), ended.err
+    assert ended.code == 130 and one_line(ended).startswith("interrupted")
 
 
 def _bring_scores_together(world: World) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,18 +14,35 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nestpipe.tables import disk_file, disk_log
+from nestpipe.tables import clock, disk_file, disk_kernels, disk_log, uring
 from nestpipe.tables.config import EmbeddingBagConfig
 from nestpipe.tables.disk_file import DiskTierError
+from nestpipe.tables.disk_native import move_bytes
 from nestpipe.tables.group import TableGroup, group_tables
 from nestpipe.tables.keyed import KeyedRows
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
 from nestpipe.tables.preads import Preads
 from nestpipe.tables.store import RowStore, make_store
-from nestpipe.tables.tiered import DiskTier, TieredRowStore
+from nestpipe.tables.tiered import DiskTier, TieredRowStore, rehearse
 
 OPTIMIZERS: list[SparseOptimizer] = [SGD(), RowWiseAdagrad(), Adagrad(), Adam()]
-IOS = ["io_uring", "threads"]
+
+
+def io_uring_allowed() -> bool:
+    try:
+        uring.Ring(np.zeros(4096, np.uint8)).close()
+    except OSError:
+        return False
+    return True
+
+
+IOS = ["io_uring", "threads"] if io_uring_allowed() else ["threads"]
+KERNELS = [
+    kernel
+    for module in (clock, disk_kernels, *([uring] if "io_uring" in IOS else []))
+    for name, kernel in vars(module).items()
+    if hasattr(kernel, "signatures") and name not in ("mix", "_word", "_put_word", "_check_of")
+]
 
 
 def group_of(dim: int = 8, dtype: str = "float32", optimizer: SparseOptimizer | None = None) -> TableGroup:
@@ -101,15 +117,17 @@ def fill(store: KeyedRows, count: int) -> np.ndarray:
     dtype=st.sampled_from(["float32", "float64"]),
     optimizer=st.sampled_from(OPTIMIZERS),
     io=st.sampled_from(IOS),
+    align=st.sampled_from([512, 4096]),
 )
 def test_random_batches_give_the_bits_of_the_store_in_dram(
     tmp_path: Path, seed: int, dram_rows: int, keys: int, size: int, dim: int, dtype: str,
-    optimizer: SparseOptimizer, io: str,
+    optimizer: SparseOptimizer, io: str, align: int,
 ) -> None:  # fmt: skip
     """Promise: values, state, new rows and the order of a walk do not depend on where rows lie (batch above budget included)."""
     group = group_of(dim, dtype, optimizer)
     rng = np.random.default_rng(seed)
     twin, store = RowStore(group, 7), tiered(tmp_path, dram_rows, group, io)
+    store.disk.file.align = align
     for _ in range(12):
         train([twin, store], rng, size, keys)
     assert_same(twin, store)
@@ -185,6 +203,22 @@ def test_records_larger_than_a_segment(tmp_path: Path) -> None:
     assert_same(twin, store)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_rehearsal_compiles_all(tmp_path: Path, dtype: str) -> None:
+    """Promise: after `rehearse`, training meets no kernel that is not compiled; nothing is left of it."""
+    group = group_of(5, dtype, Adam())
+    rehearse(group, DiskTier(str(tmp_path), 10))
+    compiled = sum(len(kernel.signatures) for kernel in KERNELS)
+    assert all(kernel.signatures for kernel in KERNELS)
+    store = tiered(tmp_path, 20, group)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        train([store], rng, 50, 200)
+    assert store.disk.rows_moved > 0
+    assert sum(len(kernel.signatures) for kernel in KERNELS) == compiled
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_make_store_chooses(tmp_path: Path) -> None:
     """Promise: no tier, all in DRAM; a tier, a disk under it."""
     assert isinstance(make_store(group_of(), 0, 0, None), RowStore)
@@ -217,22 +251,9 @@ def test_io_uring_forbidden_means_threads(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(retrieved(store, np.zeros(200, np.uint16), np.arange(200))[0], values)
 
 
-@pytest.mark.parametrize("io", IOS)
-def test_lookups_leave_the_gil_to_others(tmp_path: Path, io: str) -> None:
-    """Promise: while one thread reads 20,000 cold rows, Python runs in another."""
-    group = group_of(120, optimizer=SGD())
-    store = TieredRowStore(group, 7, 0, DiskTier(str(tmp_path), 1), io)
-    keys = np.arange(20_000)
-    tables = np.zeros(len(keys), np.uint16)
-    store.writeback(tables, keys, np.zeros((len(keys), 120), np.float32), np.zeros((len(keys), 0), np.float32))
-    some = np.random.default_rng(0).permutation(keys)[:4]
-    retrieved(store, tables[:4], some)
-    counted = 0
-    reading = threading.Thread(target=lambda: [retrieved(store, tables, keys) for _ in range(5)])
-    reading.start()
-    while reading.is_alive():
-        counted += 1
-    assert counted > 10_000
+def test_no_kernel_holds_the_gil() -> None:
+    """Promise: other lanes run Python while rows are read, written, checked or moved."""
+    assert all(kernel.targetoptions.get("nogil") for kernel in [*KERNELS, move_bytes])
 
 
 # Faults.
@@ -286,7 +307,7 @@ def test_cleaning_notices_a_flipped_bit(tmp_path: Path, at: int) -> None:
     log = store.disk
     flip(store, place // log.per_segment * 4096 + place % log.per_segment * log.record_bytes + at)
     with pytest.raises(DiskTierError, match="checksum"):
-        log._clean(int(place // log.per_segment), store._where.rows)
+        log.clean(int(place // log.per_segment), store._where.rows)
 
 
 def test_a_record_of_another_row_or_another_time_is_noticed(tmp_path: Path) -> None:

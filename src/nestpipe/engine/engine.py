@@ -68,6 +68,7 @@ class Engine:
         if not self._threads:
             self._failure = None
             self.forget(batch + 1)
+            self.timeline.start_anew()
 
     def close(self) -> None:
         for lane in self._lanes.values():

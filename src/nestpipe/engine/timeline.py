@@ -91,6 +91,10 @@ class Timeline:
             }
         return report
 
+    def start_anew(self) -> None:
+        """What runs next comes after nothing: a batch that is tried again must not follow its own first try."""
+        self._last_on_lane.clear()
+
     def forget(self, before: int) -> None:
         """Drops the spans of batches before `before`."""
         for name in [n for n in list(self.spans) if n[1] < before]:

@@ -63,9 +63,10 @@ class Proof:
     """Classes of rows that these sets cover: all there are."""
 
     def __str__(self) -> str:
+        classes = f"{self.classes:,}" if self.classes < 10**9 else f"10^{len(str(self.classes)) - 1}"
         return (
             f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads:,} reads the same, "
-            f"for all {self.classes:,} classes of rows"
+            f"for all {classes} classes of rows"
         )
 
 
@@ -229,7 +230,7 @@ def _different_reads(run: _Run, reference: _Run, every: Classes) -> Violation | 
                 reads += 1
                 if wanted != found:
                     what = " ".join(map(str, effect.state))
-                    why = f"the second must read {what} as {_left(wanted)}, but reads it as {_left(found)}"
+                    why = f"{action} must read {what} as {_left(wanted)}, but reads it as {_left(found)}"
                     return Violation(wanted[0] or action.name, action.name, some.example(), why)
     for state in sorted({s for r in (run, reference) for s in r.writes if _outlives(s)}, key=str):
         for some, wanted, found in _origins(run, reference, state, len(run.actions), len(reference.actions), every):

@@ -73,29 +73,34 @@ def _widths(cells: Sequence[_Cell], slots: int) -> list[int]:
 
 
 def _folds(cells: Sequence[_Cell], widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Ranges of slots that fit, cut in their last third where the fewest cells are cut."""
-    crossing = [sum(c.start < i < c.stop for c in cells) for i in range(len(widths) + 1)]
+    """Ranges of slots that fit, cut in their second half where it hurts least: no text lost, then few cells cut, then late."""
     first = 0
     while first < len(widths):
         last = first + 1
         while last < len(widths) and sum(widths[first : last + 1]) <= room:
             last += 1
         if last < len(widths):
-            earliest = max(first + 1, first + (last - first) * 2 // 3)
-            last = min(range(earliest, last + 1), key=lambda i: (crossing[i], -i))
+            earliest = first + (last - first + 1) // 2
+            last = min(range(earliest, last + 1), key=lambda i: (*_hurt(cells, widths, i), -i))
         yield first, last
         first = last
+
+
+def _hurt(cells: Sequence[_Cell], widths: Sequence[int], at: int) -> tuple[int, int]:
+    """How many cells a fold before slot `at` leaves without room for their text on either side, and how many it cuts."""
+    cut = [c for c in cells if c.start < at < c.stop]
+    rooms = (max(sum(widths[c.start : at]), sum(widths[at : c.stop])) for c in cut)
+    return sum(room <= len(c.text) for c, room in zip(cut, rooms)), len(cut)
 
 
 def _ruler(times: Sequence[float], widths: Sequence[int], first: int, last: int) -> str:
     """The time at the beginning of each slot, where there is room for it."""
     line, at = "", 0
     for i in range(first, last):
-        text = f"{times[i]:.4g}"
-        if len(line) <= at and (len(text) < widths[i] or i == first or i + 1 == last or not line[at - 1 :].strip()):
-            line = line.ljust(at) + text + " "
+        if len(line) <= at:
+            line = line.ljust(at) + f"{times[i]:.4g} "
         at += widths[i]
-    return line.rstrip()[: sum(widths[first:last])]
+    return line[:at].rstrip()
 
 
 def _row(

@@ -74,7 +74,7 @@ class DiskLog:
         needed = -(-max(0, count - (self.per_segment - self._filled)) // self.per_segment)
         needed += 1  # one stays free, for the next cleaning to write to
         while len(self._free) < needed and self.live < FULLNESS * self.per_segment * np.count_nonzero(self._closed):
-            self._clean(int(np.argmin(np.where(self._closed, self._live, self.per_segment + 1))), where)
+            self.clean(int(np.argmin(np.where(self._closed, self._live, self.per_segment + 1))), where)
         if len(self._free) < needed:
             self._grow(needed - len(self._free))
 
@@ -193,7 +193,7 @@ class DiskLog:
         if wrong >= 0:
             raise self._corrupt(self._name_of(int(rows[wrong])), int(places[wrong]))
 
-    def _clean(self, segment: int, where: np.ndarray) -> None:
+    def clean(self, segment: int, where: np.ndarray) -> None:
         """Moves what lives in a segment to the end of the log."""
         place = segment * self.per_segment
         if self._live[segment]:

@@ -29,6 +29,20 @@ class DiskTier:
             raise ValueError(f"tables.dram_rows must be at least 1, not {self.dram_rows}")
 
 
+def rehearse(group: TableGroup, tier: DiskTier) -> None:
+    """Compiles every kernel of the tier in the types of `group`, on a scratch file where the tier will have its own."""
+    store = TieredRowStore(group, 0, 0, DiskTier(tier.path, 1), segment_bytes=1)
+    keys = np.arange(2 * store.disk.per_segment + 2)
+    tables = np.zeros(len(keys), np.uint16)
+    values = np.zeros((len(keys), group.dim), group.dtype)
+    state = np.zeros((len(keys), group.state_width), group.dtype)
+    for part in (keys, keys[:1], keys[-1:]):  # through to the disk, a hit, an eviction
+        store.writeback(tables[part], part, values[part], state[part])
+    store.retrieve(tables, keys, values, state)
+    store.disk.clean(0, store._where.rows)
+    store.close()
+
+
 class TieredRowStore(KeyedRows):
     """Bit for bit as `RowStore`, with at most `tier.dram_rows` rows in DRAM.  Index and whereabouts of all rows stay there, too.
 

@@ -17,16 +17,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nestpipe.comm.errors import PeerLost
+from nestpipe.comm.world import World
 
 REPORTS = "NESTPIPE_REPORTS"
 """Names the folder in which workers of this launch leave word of their end."""
+START_SECONDS = 120.0
+"""What all workers have to load and to meet in; on a busy machine they start further apart than they ever are in training."""
 END_SECONDS = 3
 """What a worker has to end in once it is told to; longer than the grace that it gives itself."""
 
@@ -69,6 +74,14 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
             raise LaunchError(_root_cause(error.failures, _reports(Path(folder)))) from None
         except SignalException as error:
             raise LaunchError(f"stopped by {error.sigval.name}; all workers were ended") from None
+
+
+def join(timeout: float) -> World:
+    """Joins the other workers of this launch, for which there is more time than `timeout`, what they later have to answer in."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        patience = timedelta(seconds=max(timeout, START_SECONDS))
+        dist.init_process_group(os.environ.get("NESTPIPE_BACKEND", "gloo"), timeout=patience)
+    return World.join(timeout)
 
 
 def _check_free(port: int) -> None:

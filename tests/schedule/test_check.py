@@ -1,0 +1,253 @@
+"""`check` proves serial and dbp exact, and names the two actions and the rows that break what is not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from executions import execute, random_order, random_uses
+
+from nestpipe.schedule import BUILDERS, Action, build
+from nestpipe.schedule.action import Name, label
+from nestpipe.schedule.check import Proof, Violation, check, examine, happens_before
+from nestpipe.schedule.effects import STORE, Effect, rows
+
+Change = Callable[[list[Action]], list[Action]]
+
+
+def names(*labels: str) -> list[Name]:
+    """The other way round than `label`."""
+    found = []
+    for text in labels:
+        stage, _, number = text.partition(" ")
+        batch, _, micro = number.partition(".")
+        found.append((stage, int(batch), int(micro) if micro else -1))
+    return found
+
+
+def place(actions: list[Action], text: str) -> int:
+    return [str(a) for a in actions].index(text)
+
+
+def changed(actions: list[Action], text: str, **fields: object) -> list[Action]:
+    i = place(actions, text)
+    return [*actions[:i], replace(actions[i], **fields), *actions[i + 1 :]]  # type: ignore[arg-type]
+
+
+def without_effect(actions: list[Action], text: str, unwanted: Callable[[Effect], bool]) -> list[Action]:
+    action = actions[place(actions, text)]
+    left = tuple(e for e in action.effects if not unwanted(e))
+    assert len(left) < len(action.effects)
+    return changed(actions, text, effects=left)
+
+
+def moved(actions: list[Action], text: str, before: str) -> list[Action]:
+    left = [a for a in actions if str(a) != text]
+    i = place(left, before)
+    return [*left[:i], actions[place(actions, text)], *left[i:]]
+
+
+def waiting(actions: list[Action], text: str, *waits: str) -> list[Action]:
+    return changed(actions, text, waits=tuple(names(*waits)))
+
+
+def broken(actions: list[Action], batches: int = 4, micros: int = 2) -> Violation:
+    found = check(actions, build("serial", batches, micros))
+    assert found is not None, "called exact"
+    return found
+
+
+def assert_names(found: Violation, first: str, second: str, batches: tuple[int, ...], what: str) -> None:
+    assert (label(found.first), label(found.second)) == (first, second), str(found)
+    assert tuple(b for b, _, _ in found.rows.uses) == batches, str(found)
+    assert what in found.why and first in str(found) and second in str(found)
+
+
+@pytest.mark.parametrize("micros", range(1, 5))
+@pytest.mark.parametrize("batches", range(1, 7))
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_every_schedule_is_proven_exact(schedule: str, batches: int, micros: int) -> None:
+    actions = build(schedule, batches, micros)
+    proof = examine(actions, build("serial", batches, micros))
+    assert isinstance(proof, Proof), str(proof)
+    assert proof.actions == len(actions) and proof.pairs > 0 and proof.reads > 0
+    assert proof.classes == (2 + micros * (micros + 1) // 2) ** batches
+
+
+def test_shared_rows_left_out_of_sync() -> None:
+    """Rows of t-1 and t are stale without the sync."""
+    actions = without_effect(build("dbp", 4, 2), "sync 1", lambda e: e.kind == "copy")
+    assert_names(broken(actions), "update 0", "compute 1.0", (0, 1), "window 1")
+
+
+def test_optimizer_state_left_out_of_sync() -> None:
+    """Values alone are not enough: the optimizer's state is rows, too."""
+    actions = without_effect(build("dbp", 4, 2), "sync 1", lambda e: e.state == rows(1)[1])
+    assert_names(broken(actions), "update 0", "update 1", (0, 1), "rows 1 state")
+
+
+def test_writeback_of_t_minus_2_after_retrieve_of_t() -> None:
+    """A key of t-2 and t but not t-1: the row that neither the store nor the sync brings in time."""
+    actions = moved(waiting(build("dbp", 4, 2), "retrieve 2", "route 2"), "retrieve 2", before="writeback 0")
+    found = broken(actions)
+    assert_names(found, "update 0", "compute 2.0", (0, 2), "window 2")
+    assert "rows in batches 0 and 2 but not 1" in str(found)
+
+
+def test_embed_from_the_store() -> None:
+    """The store has what the batch before wrote only once that is written back."""
+    actions = build("dbp", 4, 2)
+    embed = actions[place(actions, "embed 1.0")]
+    effects = tuple(replace(e, source=STORE[0]) if e.kind == "copy" else e for e in embed.effects)
+    assert_names(
+        broken(changed(actions, "embed 1.0", effects=effects)), "writeback 0", "embed 1.0", (0, 1), "store values"
+    )
+
+
+def test_embed_from_the_rows_of_the_batch_before() -> None:
+    """A row that only this batch uses is not in the other buffer: what was there at the start is not the store's start."""
+    actions = build("dbp", 4, 2)
+    embed = actions[place(actions, "embed 1.0")]
+    effects = tuple(replace(e, source=rows(0)[0]) if e.kind == "copy" else e for e in embed.effects)
+    found = broken(changed(actions, "embed 1.0", effects=effects))
+    assert_names(found, "compute 1.0", "compute 1.0", (1,), "store values was at the start")
+
+
+def test_update_before_the_last_accumulate() -> None:
+    """Agreed on, and applied, before all gradients are in."""
+    actions = build("dbp", 4, 2)
+    actions = waiting(actions, "reduce 0", "compute 0.1", "accumulate 0.0")
+    actions = waiting(actions, "agree 0", "reduce 0")
+    for text in ("reduce 0", "agree 0", "update 0"):
+        actions = moved(actions, text, before="accumulate 0.1")
+    assert_names(broken(actions), "accumulate 0.1", "agree 0", (0,), "grads 0")
+
+
+def test_update_that_does_not_wait_for_the_verdict() -> None:
+    """On its lane after the last accumulate, but before all workers agreed."""
+    actions = waiting(build("dbp", 4, 2), "update 0", "accumulate 0.1")
+    assert_names(broken(actions), "agree 0", "update 0", (), "verdict 0")
+
+
+def test_accumulate_order_swapped() -> None:
+    """Two workers may use a row last in different micro-batches; sums in another order round differently."""
+    actions = waiting(build("dbp", 4, 2), "embed 0.1", "grad 0.0")
+    actions = waiting(actions, "reduce 0", "accumulate 0.0", "accumulate 0.1")
+    actions = moved(actions, "accumulate 0.1", before="reduce 0")
+    assert check(actions, build("serial", 4, 2)) is None
+    actions = moved(actions, "accumulate 0.0", before="reduce 0")
+    assert_names(broken(actions), "accumulate 0.0", "accumulate 0.1", (0,), "grads 0")
+
+
+def test_two_lanes_made_concurrent() -> None:
+    """`sync` copies from a buffer that `update` is writing."""
+    actions = waiting(build("dbp", 4, 2), "sync 1", "retrieve 1", "step 0")
+    assert_names(broken(actions), "update 0", "sync 1", (0, 1), "rows 0 values")
+
+
+def test_embed_of_the_next_micro_batch_may_overtake_compute() -> None:
+    """The frozen window: rows first used in 1 do not disturb micro-batch 0, so this wait is not about exactness."""
+    actions = waiting(build("dbp", 4, 2), "embed 1.1", "sync 1")
+    assert check(moved(actions, "embed 1.1", before="compute 1.0"), build("serial", 4, 2)) is None
+
+
+def test_compute_must_wait_for_its_rows() -> None:
+    """Rows first used in this micro-batch, or in an earlier one: which of them is said."""
+    found = broken(waiting(build("dbp", 2, 2), "compute 1.0", "sync 1"), 2)
+    assert_names(found, "embed 1.0", "compute 1.0", (1,), "window 1")
+    actions = waiting(build("dbp", 2, 2), "embed 1.1", "sync 1")
+    actions = waiting(moved(actions, "compute 1.1", before="compute 1.0"), "compute 1.1", "sync 1")
+    found = broken(moved(actions, "grad 1.1", before="embed 1.1"), 2)
+    assert_names(found, "embed 1.0", "compute 1.1", (1,), "window 1")
+    assert "used in micro-batch 1.0 to 1.1" in str(found)
+
+
+def test_a_missing_action_is_named() -> None:
+    for text in ("sync 1", "writeback 3", "embed 2.1"):
+        actions = [a for a in build("dbp", 4, 2) if str(a) != text]
+        found = broken([replace(a, waits=tuple(w for w in a.waits if label(w) != text)) for a in actions])
+        assert label(found.first) == text and "is not in the list" in found.why
+
+
+def test_a_doubled_action_is_named() -> None:
+    """Also one that would do no harm: whoever waits for it could not say which."""
+    for text in ("compute 1.0", "retrieve 1"):
+        actions = build("dbp", 4, 2)
+        i = place(actions, text)
+        found = broken([*actions[:i], actions[i], *actions[i:]])
+        assert label(found.first) == text and "2 times" in found.why
+
+
+def test_an_unknown_action_is_named() -> None:
+    found = broken(build("dbp", 5, 2))
+    assert label(found.first) == "load 4" and "not in the reference" in found.why
+
+
+def test_waits_in_a_circle_are_named() -> None:
+    actions = build("dbp", 4, 2)
+    found = broken(waiting(actions, "retrieve 1", "route 1", "sync 1"))
+    assert (label(found.first), label(found.second)) == ("retrieve 1", "sync 1") and "issued later" in found.why
+    found = broken(waiting(actions, "retrieve 1", "retrieve 1"))
+    assert label(found.first) == "retrieve 1" and "itself" in found.why
+    found = broken(waiting(actions, "retrieve 1", "route 9"))
+    assert (label(found.first), label(found.second)) == ("route 9", "retrieve 1")
+
+
+def test_the_end_counts() -> None:
+    """What the last batch leaves in the tables is read by nobody in the list, and still must be right."""
+    actions = without_effect(build("dbp", 4, 2), "writeback 3", lambda e: e.state == STORE[1])
+    found = broken(actions)
+    assert label(found.first) == "update 3" and found.rows.uses[-1][0] == 3 and "at the end store state" in found.why
+
+
+def test_the_same_function_of_the_same_things() -> None:
+    """An action that reads less, or more, than in serial is another function."""
+    actions = without_effect(build("dbp", 2, 1), "compute 1.0", lambda e: e.state == ("dense",))
+    assert "does not read dense" in str(broken(actions, 2, 1))
+    more = build("dbp", 2, 1)
+    load = more[0]
+    more = changed(more, "load 0", effects=(*load.effects, Effect("read", ("dense",))))
+    assert "does not read dense" in str(broken(more, 2, 1))
+
+
+def test_effects_that_check_cannot_follow_are_refused() -> None:
+    actions = build("serial", 1, 2)
+    effects = (Effect("write", ("grads", 0), batches=(0,), use="last"),)
+    with pytest.raises(ValueError, match=r"grad 0\.1: check cannot follow a write of grads 0 for rows last in it"):
+        check(changed(actions, "grad 0.1", effects=effects), actions)
+
+
+@pytest.mark.parametrize("micros", [1, 2, 3])
+@pytest.mark.parametrize("schedule", ["serial", "dbp"])
+def test_every_wait_is_needed_or_implied(schedule: str, micros: int) -> None:
+    """Each wait dropped alone is caught, or changes nothing in what comes before what, or is known not to be about exactness."""
+    reference, actions = build("serial", 4, micros), build(schedule, 4, micros)
+    order, rng = happens_before(actions), random.Random(0)
+    caught, implied, free = set(), set(), set()
+    for i, action in enumerate(actions):
+        for wait in action.waits:
+            less = replace(action, waits=tuple(w for w in action.waits if w != wait))
+            fewer = [*actions[:i], less, *actions[i + 1 :]]
+            pair = f"{action.stage} for {wait[0]}"
+            if check(fewer, reference) is not None:
+                caught.add(pair)
+            elif happens_before(fewer) == order:
+                implied.add(pair)
+            else:
+                free.add(pair)
+                uses, again = random_uses(rng, 4, micros), random_order(fewer, rng)
+                assert again is not None and execute(again, uses) == execute(reference, uses)
+    assert {"sync for retrieve", "compute for embed", "accumulate for grad", "writeback for update"} <= caught
+    # Loading could run ahead in serial, and rows of the next micro-batch travel earlier in both: that is dbp and fwp.
+    harmless = {"load for writeback"} if schedule == "serial" else set()
+    assert free == harmless | ({"embed for accumulate"} if micros > 1 else set())
+    if schedule == "dbp":
+        assert implied == {
+            "compute for move",  # through route, retrieve and sync
+            "agree for accumulate",  # through reduce
+            "agree for reduce",  # the same lane, as the two below
+            "sync for step",
+            "retrieve for writeback",
+        }

@@ -1,0 +1,53 @@
+"""The virtual clock keeps lanes in order, keeps waits, and issues the list as the engine does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from nestpipe.schedule import BUILDERS, LANES, STAGES, build
+from nestpipe.schedule.clock import ISSUER, NOMINAL, nominal, run
+
+
+def test_every_stage_has_a_nominal_cost() -> None:
+    assert set(NOMINAL) == set(STAGES) and all(cost > 0 for cost in NOMINAL.values())
+
+
+@pytest.mark.parametrize("issuer", [ISSUER, None])
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_lanes_and_waits_are_kept(schedule: str, issuer: str | None) -> None:
+    actions = build(schedule, 5, 3)
+    spans = run(actions, nominal(actions), issuer)
+    assert [s.action for s in spans] == actions
+    stops = {s.action.name: s.stop for s in spans}
+    for span in spans:
+        assert all(stops[wait] <= span.start for wait in span.action.waits)
+    for lane in LANES:
+        mine = [s for s in spans if s.action.lane == lane]
+        assert all(a.stop <= b.start for a, b in itertools.pairwise(mine))
+
+
+def test_serial_is_the_sum_and_micro_batches_share_the_cost() -> None:
+    for micros in (1, 2, 4):
+        actions = build("serial", 3, micros)
+        assert max(s.stop for s in run(actions, nominal(actions))) == pytest.approx(3 * sum(NOMINAL.values()))
+
+
+def test_dbp_hides_what_it_is_meant_to_hide() -> None:
+    """A step is from one sync to the next: nothing before `sync`, and no writeback, is in it."""
+    actions = build("dbp", 8, 1)
+    starts = [s.start for s in run(actions, nominal(actions)) if s.action.stage == "sync"]
+    hidden = ("load", "move", "route", "retrieve", "writeback")
+    step = sum(cost for stage, cost in NOMINAL.items() if stage not in hidden)
+    assert {b - a for a, b in itertools.pairwise(starts)} == {step}
+
+
+def test_nothing_is_issued_before_the_issuer_has_come_to_it() -> None:
+    """The engine runs `compute` on the thread that issues; loading cannot run away from it."""
+    actions = build("dbp", 8, 1)
+    engine, free = (
+        {str(s.action): s.start for s in run(actions, nominal(actions), issuer)} for issuer in (ISSUER, None)
+    )
+    assert engine["load 7"] >= engine["step 2"] > free["load 7"]
+    assert all(free[name] <= start for name, start in engine.items())
