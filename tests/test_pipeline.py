@@ -126,7 +126,6 @@ def train_epochs(world: World, schedule: str) -> tuple[list[int], list[float], l
     return counts, losses, wanted
 
 
-@pytest.mark.xfail(strict=True, reason="the engine remembers the end of the data for good: a second epoch trains nothing")
 @pytest.mark.parametrize("schedule", BUILDERS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_epochs_go_on_with_a_new_iterator(workers: int, schedule: str) -> None:

@@ -109,6 +109,7 @@ class TrainPipeline:
         self._flights: dict[int, Flight] = {}
         self._last_end: float | None = None
         self.next_batch = 0
+        self._start = 0
         self.engine = Engine(
             {
                 "load": self._load,
@@ -140,17 +141,24 @@ class TrainPipeline:
         self._source = batches
         begin = self._last_end or time.perf_counter()
         number = self.next_batch
-        actions = BUILDERS[self.schedule](number, self.micro_batches)
+        actions = BUILDERS[self.schedule](number, self.micro_batches, self._start)
         self._prepare_flights(actions)
         try:
             self.engine.run(actions, self._flights)
         except BaseException:
             # Whoever goes on after an error (NotFinite: skip that batch) must not meet what is left of it.
-            self._flights.pop(number, None)
+            self.sparse.drop(self._flights.pop(number))
             self.engine.recover(number)
             raise
         flight = self._flights[number]
         if flight.ended:
+            # Another iterator may follow, for another epoch: begin with an empty pipeline.
+            self.settle()
+            self.engine.start_over()
+            for left in self._flights.values():
+                self.sparse.drop(left)
+            self._flights.clear()
+            self._start = number
             return None
         self.next_batch += 1
         self._flights.pop(number - 1, None)

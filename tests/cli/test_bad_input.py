@@ -43,21 +43,21 @@ def parquet(folder: Path, **columns: object) -> list[str]:
     return ["train", "rows.toml"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("workers", "setting", "words"),
     [
-        ("modle.dim=8", ["'modle.dim'", "'model.dim'"]),
-        ("model.dmi=8", ["'model.dmi'", "'model.dim'"]),
-        ("model.dim=big", ["model.dim must be a whole number", "'big'"]),
-        ("tables.lr=0", ["tables.lr must be above 0"]),
-        ("pipeline.schedule=nestde", ["pipeline.schedule must be one of serial", "'nestde'"]),
-        ("pipeline.micro_batches=0", ["pipeline.micro_batches must be at least 1, not 0"]),
-        ("model.kind=hstu", ["unknown key 'model.bottom'"]),
-        ("train.workers", ["section.key=value", "'train.workers'"]),
+        (1, "modle.dim=8", ["'modle.dim'", "'model.dim'"]),
+        (2, "model.dmi=8", ["'model.dmi'", "'model.dim'"]),
+        (1, "model.dim=big", ["model.dim must be a whole number", "'big'"]),
+        (2, "tables.lr=0", ["tables.lr must be above 0"]),
+        (1, "pipeline.schedule=nestde", ["pipeline.schedule must be one of serial", "'nestde'"]),
+        (2, "pipeline.schedule=nestde", ["pipeline.schedule must be one of serial", "'nestde'"]),
+        (1, "pipeline.micro_batches=0", ["pipeline.micro_batches must be at least 1, not 0"]),
+        (2, "model.kind=hstu", ["unknown key 'model.bottom'"]),
+        (1, "train.workers", ["section.key=value", "'train.workers'"]),
     ],
 )
-def test_a_wrong_setting_is_named(tmp_path: Path, setting: str, words: list[str], workers: int) -> None:
+def test_a_wrong_setting_is_named(tmp_path: Path, workers: int, setting: str, words: list[str]) -> None:
     """A misspelt section or key, a wrong type or a value out of range: the line names key and remedy, and nothing starts."""
     refused(nestpipe(tmp_path, *small(setting, workers=workers)), *words)
     assert not list(tmp_path.glob("run*"))

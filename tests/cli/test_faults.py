@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import torch
-from commands import SCRIPT, Command, nestpipe, one_line, refused, small, soon, until
+from commands import Command, nestpipe, one_line, refused, small, soon, until
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
@@ -46,7 +46,7 @@ def test_a_stopped_worker_is_waited_for_as_long_as_the_timeout_says(tmp_path: Pa
 
 def test_an_interrupted_run_is_over_at_once(tmp_path: Path) -> None:
     """Ctrl-C in mid-run: exit 130 within 5 s, one line, no half-written summary."""
-    command = Command(tmp_path, small(*ENDLESS, workers=2), cold=[SCRIPT])
+    command = Command(tmp_path, small(*ENDLESS, workers=2))
     command.once_training(2)
     os.killpg(command.pid, signal.SIGINT)
     at = time.monotonic()

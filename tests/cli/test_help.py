@@ -15,8 +15,9 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["train", "bench", "recipe", "--version"]),
+        (["--help"], ["train", "verify", "bench", "schedule", "recipe", "--version"]),
         (["train", "--help"], ["--workers", "--schedule", "--set", "--run", "--json", "--timeout", "dlrm", "torchrun"]),
+        (["verify", "--help"], ["--workers", "--schedule", "--steps", "bit for bit", "dlrm"]),
         (["bench", "--help"], ["--peers", "--repeats", "--json", "dlrm"]),
     ],
 )

@@ -251,3 +251,13 @@ def test_every_wait_is_needed_or_implied(schedule: str, micros: int) -> None:
             "sync for step",
             "retrieve for writeback",
         }
+
+
+def test_rows_in_only_one_of_two_batches_are_followed_further_back() -> None:
+    """Where an effect needs both batches, rows in the first alone, and rows in the second alone, are classes of their own."""
+    for alone in (0, 1):
+        both = Action("load", 1, -1, (), (Effect("write", STORE[0], batches=(0, 1)),))
+        one = Action("load", 0, -1, (), (Effect("write", STORE[0], batches=(alone,)),))
+        assert check([one, both], [one, both]) is None
+        found = check([replace(one, effects=()), both], [one, both])
+        assert found is not None and [batch for batch, _, _ in found.rows.uses] == [alone]

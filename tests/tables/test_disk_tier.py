@@ -364,6 +364,7 @@ def fails_without_a_trace(store: TieredRowStore, twin: RowStore) -> None:
     ):
         assert word in text
     assert len(store) > 100
+    assert np.count_nonzero(store._where.rows[: store.index.slots_used] < 0) == store.disk.live
     assert_same(twin, store)
 
 
@@ -395,7 +396,8 @@ def test_a_full_disk_while_growing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     fails_without_a_trace(tiered(tmp_path, 30), RowStore(group_of(), 7))
 
 
-def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("writes", range(100, 106))
+def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     """Promise: as above, where they tell only when a block is written; a batch of several appends is undone whole."""
     store = tiered(tmp_path, 30)
     transfer: Callable[..., np.ndarray] = store.disk.file._io.transfer
@@ -405,7 +407,7 @@ def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         nonlocal count
         moved = transfer(writing, fd, offsets, lengths, spots)
         count += writing
-        if writing and count > 100:
+        if writing and count > writes:
             moved[0] = -errno.ENOSPC
         return moved
 

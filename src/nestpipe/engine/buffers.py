@@ -46,6 +46,10 @@ class RowBuffer:
         """One of the stages that read this buffer is done with it; after the last one it may hold another batch."""
         self._pool.release(self)
 
+    def abandon(self) -> None:
+        """Nobody will read this buffer any more."""
+        self._pool.release(self, everyone=True)
+
 
 class BufferPool:
     """The buffers of one group.  Safe from any lane."""
@@ -73,9 +77,11 @@ class BufferPool:
         buffer.use(rows)
         return buffer
 
-    def release(self, buffer: RowBuffer) -> None:
+    def release(self, buffer: RowBuffer, everyone: bool = False) -> None:
         with self._lock:
-            buffer.holders -= 1
+            if everyone and buffer.holders == 0:
+                return  # free already
+            buffer.holders -= buffer.holders if everyone else 1
             assert buffer.holders >= 0, "a buffer was released more often than it is held"
             if buffer.holders == 0:
                 self._free.append(buffer)

@@ -70,6 +70,12 @@ class Engine:
             self.forget(batch + 1)
             self.timeline.start_anew()
 
+    def start_over(self) -> None:
+        """After the data has ended and everything has settled: as if nothing had run, so that another epoch may follow."""
+        self._ended_at = None
+        self._done.clear()
+        self.timeline.start_anew()
+
     def close(self) -> None:
         for lane in self._lanes.values():
             lane.close()

@@ -169,6 +169,11 @@ class SparseStages:
             store.writeback(plan.tables, plan.keys, buffer.values, buffer.state)
             buffer.release()
 
+    def drop(self, flight: Flight) -> None:
+        """Frees the buffers of a batch that failed and will not be trained."""
+        for buffer in flight.buffers:
+            buffer.abandon()
+
     def close(self) -> None:
         """Gives back what the stores hold outside memory."""
         for store in self.stores:

@@ -117,6 +117,8 @@ class HSTU(nn.Module):
         """[B, n, dim] for the padded histories of a batch."""
         lengths = history.lengths()
         longest = int(lengths.max())
+        if int(lengths.min()) == 0:
+            raise ValueError("HSTU needs at least one item in every history: leave users without one out of the data")
         if longest > self.config.max_length:
             raise ValueError(f"a history has {longest} items; raise model.max_length ({self.config.max_length})")
         if not torch.equal(time.lengths(), lengths + 1):

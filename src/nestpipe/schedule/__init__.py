@@ -6,8 +6,9 @@ from nestpipe.schedule.action import LANES, STAGES, Action
 from nestpipe.schedule.dbp import dbp
 from nestpipe.schedule.serial import serial
 
-BUILDERS: dict[str, Callable[[int, int], list[Action]]] = {"serial": serial, "dbp": dbp}
-"""Name to builder; builder(step, micro_batches) gives the actions that one step of training issues, in order."""
+BUILDERS: dict[str, Callable[[int, int, int], list[Action]]] = {"serial": serial, "dbp": dbp}
+"""Name to builder; builder(step, micro_batches, start) gives the actions that one step issues, in order.  `start` is the first step since the
+pipeline was last empty: nothing before it is waited for."""
 
 LOOKING_AHEAD = ("dbp",)
 """Schedules that retrieve rows of a batch before the one before it has updated them."""
@@ -15,7 +16,7 @@ LOOKING_AHEAD = ("dbp",)
 
 def build(name: str, batches: int, micro_batches: int) -> list[Action]:
     """The whole list for a number of batches: what is issued for batches beyond the last is left out."""
-    steps = (BUILDERS[name](step, micro_batches) for step in range(batches))
+    steps = (BUILDERS[name](step, micro_batches, 0) for step in range(batches))
     return [action for step in steps for action in step if action.batch < batches]
 
 

@@ -16,18 +16,18 @@ AHEAD = {"load": 4, "move": 3, "route": 2, "retrieve": 1}
 """How many batches each early stage is ahead of the batch that computes."""
 
 
-def dbp(step: int, micro_batches: int) -> list[Action]:
+def dbp(step: int, micro_batches: int, start: int = 0) -> list[Action]:
     """The actions that step `step` issues: the early stages of later batches first, then stage five of batch `step`."""
-    return [*early(step), *stage_five(step, micro_batches)]
+    return [*early(step, start), *stage_five(step, micro_batches, start)]
 
 
-def early(step: int) -> list[Action]:
+def early(step: int, start: int) -> list[Action]:
     """Stages 1 to 4 of the batches ahead; the first step fills the pipeline."""
-    first = {stage: step + ahead if step else 0 for stage, ahead in AHEAD.items()}
-    return [_early(s, batch) for s, ahead in AHEAD.items() for batch in range(first[s], step + ahead + 1)]
+    first = {stage: step + ahead if step > start else start for stage, ahead in AHEAD.items()}
+    return [_early(s, batch, start) for s, ahead in AHEAD.items() for batch in range(first[s], step + ahead + 1)]
 
 
-def _early(stage: str, batch: int) -> Action:
+def _early(stage: str, batch: int, start: int) -> Action:
     waits: list[Name] = []
     if stage == "move":
         waits = [("load", batch, -1)]
@@ -35,20 +35,20 @@ def _early(stage: str, batch: int) -> Action:
         waits = [("move", batch, -1)]
     elif stage == "retrieve":
         waits = [("route", batch, -1)]
-        if batch >= 2:
+        if batch >= start + 2:
             # rows of t-2 that t-1 does not touch must be in the store; and the buffer of t-2 is free only then
             waits.append(("writeback", batch - 2, -1))
     return act(stage, batch, waits=tuple(waits))
 
 
-def stage_five(step: int, micro_batches: int) -> list[Action]:
+def stage_five(step: int, micro_batches: int, start: int) -> list[Action]:
     """From `sync` to `writeback` of one batch, its micro-batches one after another."""
     t = step
     waits: list[Name] = [("retrieve", t, -1)]
-    if t:
+    if t > start:
         waits += [("update", t - 1, -1), ("step", t - 1, -1)]
     sync = act("sync", t, waits=tuple(waits))
-    if t:
+    if t > start:
         sync = replace(sync, effects=(*sync.effects, *shared_rows(t)))
     actions = [sync]
     before: Name = sync.name
