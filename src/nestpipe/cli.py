@@ -186,6 +186,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
         end_on_signals()
         return _train_here(args)
     check_json(args.json)
+    check_json(args.trace, "--trace")
     recipe = load(args)
     if recipe.train.workers == 1:
         return _train_here(args)
@@ -203,7 +204,9 @@ def _train_here(args: argparse.Namespace) -> int:
 
     recipe = load(args)
     world = join(recipe.train.timeout)
-    summary = train(recipe, world, args.run, quiet=args.quiet, check_staleness=args.check == "staleness")
+    summary = train(
+        recipe, world, args.run, quiet=args.quiet, check_staleness=args.check == "staleness", trace=args.trace
+    )
     if world.rank == 0:
         _show(summary, in_words(summary["metrics"]))
         write_json(args.json, summary)
@@ -239,13 +242,13 @@ def _show_stages(console: Console, summary: dict[str, Any]) -> None:
     console.print(table, highlight=False)
 
 
-def check_json(place: str | None) -> None:
+def check_json(place: str | None, flag: str = "--json") -> None:
     """Before hours of work, not after them."""
     if place and place != "-":
         folder = Path(place).parent
         if not folder.is_dir() or Path(place).is_dir():
             why = "that is a folder" if folder.is_dir() else f"there is no folder '{folder}'"
-            raise ValueError(f"--json {place} cannot be written: {why}")
+            raise ValueError(f"{flag} {place} cannot be written: {why}")
 
 
 def write_json(place: str | None, what: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from nestpipe.schedule.action import Action
     from nestpipe.schedule.clock import ClockSpan
 
-MOST_BATCHES, MOST_MICRO_BATCHES = 100, 32
-"""What a person would look at, and what `--check` proves in a minute."""
+MOST_BATCHES, MOST_MICRO_BATCHES = 32, 32
+"""What a person would look at, and what `--check` proves in less than a minute."""
 
 HELP = """\
 Prints a schedule: which lane does what, and when, by a virtual clock with nominal costs (not measured ones).

@@ -129,7 +129,7 @@ class TrainPipeline:
             },
             self.world.rank,
             threads=schedule != "serial",
-            timeline=Timeline(keep_all=trace),
+            timeline=Timeline(keep=trace),
         )
 
     def progress(self, batches: Iterator[Batch]) -> Progress | None:

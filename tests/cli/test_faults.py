@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from nestpipe.train.launch import as_peer_lost
 from nestpipe.train.metrics import ClickMetrics
 from workers import run_once
 
-ENDLESS = ["data.samples=100000000", "train.log_every=1"]
+ENDLESS = ["data.samples=100000000", "train.log_every=20"]
 
 
 def test_a_killed_worker_is_named(tmp_path: Path) -> None:
@@ -28,7 +29,8 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     line = one_line(command.wait())
     assert time.monotonic() - at < soon(5)
     assert line.startswith("worker 1 was killed by SIGKILL ("), line
-    assert " of batch " in line and "rank 0 lost" in line, line
+    # a stage and its batch; now and then it is the gathering of metrics
+    assert (" of batch " in line and "rank 0 lost " in line) or "rank 0 in train.metrics." in line, line
     assert not (command.run / "summary.json").exists()
 
 
@@ -40,7 +42,8 @@ def test_a_stopped_worker_is_waited_for_as_long_as_the_timeout_says(tmp_path: Pa
     at = time.monotonic()
     line = one_line(command.wait())
     assert 4 <= time.monotonic() - at < 4 + soon(6)
-    assert " of batch " in line and "rank 0 waited 4 s for " in line and "--timeout" in line, line
+    said = " of batch " in line and "rank 0 waited 4 s for " in line
+    assert (said or "rank 0 in train.metrics." in line) and "--timeout" in line, line
     assert line.endswith("worker 1 did not answer and was ended"), line
 
 
@@ -106,8 +109,7 @@ def _bring_scores_together(world: World) -> str:
 def test_a_death_during_evaluation_is_a_lost_worker() -> None:
     """Outside of our own exchanges, too, what torch raises is known as the consequence of another worker's end."""
     said = run_once(2, _bring_scores_together, timeout=10.0)[0]
-    assert said.startswith("rank 0 lost another worker"), said
-    assert "\n" not in said
+    assert re.fullmatch(r"rank 0 in train\.metrics\.\w+ lost another worker: [^\n]{10,100}", said), said
 
 
 def test_a_run_in_which_there_is_nothing_to_learn_ends_well(tmp_path: Path) -> None:

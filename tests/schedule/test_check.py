@@ -33,7 +33,7 @@ def place(actions: list[Action], text: str) -> int:
 
 def changed(actions: list[Action], text: str, **fields: object) -> list[Action]:
     i = place(actions, text)
-    return [*actions[:i], replace(actions[i], **fields), *actions[i + 1 :]]  # type: ignore[arg-type]
+    return [*actions[:i], replace(actions[i], **fields), *actions[i + 1 :]]
 
 
 def without_effect(actions: list[Action], text: str, unwanted: Callable[[Effect], bool]) -> list[Action]:

@@ -75,7 +75,7 @@ def test_json_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "words"),
     [
         (["nestde"], ["must be one of serial, dbp", "'nestde'"]),
-        (["dbp", "--batches", "0"], ["--batches", "1 to 100", "'0'"]),
+        (["dbp", "--batches", "0"], ["--batches", "1 to 32", "'0'"]),
         (["dbp", "--batches", "many"], ["--batches", "'many'"]),
         (["dbp", "--batches", "9" * 5000], ["--batches"]),
         (["dbp", "--micro=-1"], ["--micro", "1 to 32", "'-1'"]),

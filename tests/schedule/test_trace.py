@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from nestpipe.schedule.clock import nominal, run
 from nestpipe.schedule.trace import VIRTUAL, Trace, merge, problems
 
 
-def events(trace: Trace, kind: str) -> list[dict]:  # type: ignore[type-arg]
+def events(trace: Trace, kind: str) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == kind]
 
 

@@ -63,7 +63,7 @@ def test_an_older_record_from_elsewhere_is_noticed(tmp_path: Path) -> None:
     os.pwrite(again, os.pread(again, size, int(old[0]) * log.record_bytes), int(new[0]) * log.record_bytes)
     os.fsync(again)
     read(log, old, rows)
-    with pytest.raises(DiskTierError, match="row 0.*checksum"):
+    with pytest.raises(DiskTierError, match=r"row 0.*checksum"):
         read(log, new, rows)
     os.close(again)
 

@@ -203,10 +203,10 @@ def test_records_larger_than_a_segment(tmp_path: Path) -> None:
     assert_same(twin, store)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_rehearsal_compiles_all(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "dim"), [("float32", 5), ("float64", 5), ("float64", 1000)])
+def test_a_rehearsal_compiles_all(tmp_path: Path, dtype: str, dim: int) -> None:
     """Promise: after `rehearse`, training meets no kernel that is not compiled; nothing is left of it."""
-    group = group_of(5, dtype, Adam())
+    group = group_of(dim, dtype, Adam())
     rehearse(group, DiskTier(str(tmp_path), 10))
     compiled = sum(len(kernel.signatures) for kernel in KERNELS)
     assert all(kernel.signatures for kernel in KERNELS)
@@ -214,7 +214,7 @@ def test_a_rehearsal_compiles_all(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(30):
         train([store], rng, 50, 200)
-    assert store.disk.rows_moved > 0
+    assert store.disk.rows_moved > 0 or store.disk.per_segment == 1  # single records die whole
     assert sum(len(kernel.signatures) for kernel in KERNELS) == compiled
     assert list(tmp_path.iterdir()) == []
 

@@ -7,13 +7,17 @@ times add up to the step, and busy minus exposed was hidden behind something els
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from nestpipe.schedule.action import STAGES, Action, Name
 
 BETWEEN = "between"
 """Time on the path in which no stage ran: hand-over between lanes, and the caller's own code between two steps."""
+
+
+KEPT = 20_000
+"""Spans that a trace shows at most: the last hundreds of steps of a run, however long it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +34,14 @@ class Span:
 class Timeline:
     """Spans of the last steps, and sums over all steps.  One worker; filled by all lanes, read between steps."""
 
-    def __init__(self, keep_all: bool = False) -> None:
+    def __init__(self, keep: bool = False) -> None:
         self.spans: dict[Name, Span] = {}
-        self.kept: list[Span] = []
-        """All spans since the start, where `keep_all` asks for a trace."""
+        self.kept: deque[Span] = deque(maxlen=KEPT)
+        """The last spans, where `keep` asks for a trace."""
         self.busy: dict[str, float] = defaultdict(float)
         self.exposed: dict[str, float] = defaultdict(float)
         self.steps = 0
-        self._keep_all = keep_all
+        self._keep = keep
         self._last_on_lane: dict[str, Name] = {}
 
     def add(self, action: Action, start: float, stop: float) -> None:
@@ -46,7 +50,7 @@ class Timeline:
         self._last_on_lane[action.lane] = action.name
         self.spans[action.name] = span
         self.busy[action.stage] += stop - start
-        if self._keep_all:
+        if self._keep:
             self.kept.append(span)
 
     def close_step(self, last: Name, begin: float, end: float) -> None:

@@ -7,8 +7,9 @@ from nestpipe.schedule.dbp import dbp
 from nestpipe.schedule.serial import serial
 
 BUILDERS: dict[str, Callable[[int, int, int], list[Action]]] = {"serial": serial, "dbp": dbp}
-"""Name to builder; builder(step, micro_batches, start) gives the actions that one step issues, in order.  `start` is the first step since the
-pipeline was last empty: nothing before it is waited for."""
+"""Name to builder: builder(step, micro_batches, start) gives the actions that one step issues, in order.
+
+`start` is the first step since the pipeline was last empty: nothing before it is waited for."""
 
 LOOKING_AHEAD = ("dbp",)
 """Schedules that retrieve rows of a batch before the one before it has updated them."""

@@ -196,23 +196,21 @@ class DiskLog:
     def clean(self, segment: int, where: np.ndarray) -> None:
         """Moves what lives in a segment to the end of the log."""
         place = segment * self.per_segment
-        if self._live[segment]:
-            length = -(-self.per_segment * self.record_bytes // self.file.align) * self.file.align
-            self.file.move_run(False, segment * self.segment_bytes, length, 0)
-            rows, numbers = np.empty(self.per_segment, np.int64), np.empty(self.per_segment, np.int64)
-            count = kernels.live_records(
-                self._staging, place, self.per_segment, self.record_words, where, rows, numbers
-            )
-            if count != self._live[segment]:  # a damaged row number: its row would be lost without a word
-                raise self._corrupt(f"one of {self._live[segment]} rows", place)
-            rows, numbers, each = rows[:count], numbers[:count], np.arange(count)
-            values, state = (np.empty((count, width), np.uint32) for width in self._words)
-            self._decode(numbers * self.record_bytes, each, rows, place + numbers, each, values, state)
-            places = self.append(rows, each, values, state)
-            self.rows_written -= count
-            self.rows_moved += count
-            kernels.move_home(where, rows, places)
-            self.release(place + numbers)
+        assert self._closed[segment] and self._live[segment] > 0, segment
+        length = -(-self.per_segment * self.record_bytes // self.file.align) * self.file.align
+        self.file.move_run(False, segment * self.segment_bytes, length, 0)
+        rows, numbers = np.empty(self.per_segment, np.int64), np.empty(self.per_segment, np.int64)
+        count = kernels.live_records(self._staging, place, self.per_segment, self.record_words, where, rows, numbers)
+        if count != self._live[segment]:  # a damaged row number: its row would be lost without a word
+            raise self._corrupt(f"one of {self._live[segment]} rows", place)
+        rows, numbers, each = rows[:count], numbers[:count], np.arange(count)
+        values, state = (np.empty((count, width), np.uint32) for width in self._words)
+        self._decode(numbers * self.record_bytes, each, rows, place + numbers, each, values, state)
+        places = self.append(rows, each, values, state)
+        self.rows_written -= count
+        self.rows_moved += count
+        kernels.move_home(where, rows, places)
+        self.release(place + numbers)
 
     def _open_segment(self) -> None:
         if not self._free:

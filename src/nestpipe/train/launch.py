@@ -10,11 +10,13 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -153,15 +155,18 @@ def _reports(folder: Path) -> dict[int, Report]:
 
 
 def as_peer_lost(error: Exception) -> Exception:
-    """What torch.distributed raises of its own, outside our exchanges, when another worker is gone: as one line."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    if "RANK" not in os.environ or not isinstance(error, RuntimeError) or not module.startswith("torch.distributed"):
+    """What torch.distributed raises of its own, when another worker is gone: in one line, with the place."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    ours = [i for i, module in enumerate(modules) if module.startswith("nestpipe.")]
+    from_torch = bool(modules) and modules[-1].startswith("torch.distributed")
+    if "RANK" not in os.environ or not isinstance(error, RuntimeError) or not from_torch or not ours:
         return error
+    place = f"{modules[ours[-1]].removeprefix('nestpipe.')}.{frames[ours[-1]].f_code.co_name}"
+    who = f"rank {os.environ['RANK']} in {place}"
     text = " ".join(str(error).split())
-    rank = f"rank {os.environ['RANK']}"
     if "timed out" in text.lower() or "timeout" in text.lower():
-        return PeerLost(f"{rank} waited in vain for another worker; raise --timeout if it was only slow")
-    return PeerLost(f"{rank} lost another worker: {text[:200]}")
+        return PeerLost(f"{who} waited in vain for another worker; raise --timeout if it was only slow")
+    # torch puts its own source line in front and advice behind
+    reason = re.sub(r"^\[[^]]*\] ", "", text).split(". ")[0]
+    return PeerLost(f"{who} lost another worker: {reason}")

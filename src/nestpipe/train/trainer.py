@@ -19,6 +19,7 @@ from nestpipe.train.evaluate import evaluate
 from nestpipe.train.metrics import ClickMetrics
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.rundir import RunDirectory
+from nestpipe.train.tracing import write_trace
 
 SETTLING_STEPS = 5
 """First steps, which compile and fill caches, and are left out of samples/s."""
@@ -31,13 +32,14 @@ def train(
     *,
     quiet: bool = False,
     check_staleness: bool = False,
+    trace: str | None = None,
 ) -> dict[str, Any]:
     """Trains a recipe on this worker, together with all others; returns the summary, the same on every worker."""
     torch.set_num_threads(recipe.train.threads)
     directory = RunDirectory(recipe, run, world.rank)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
-    pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
+    pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness, trace=trace is not None)
     stream = train_stream(recipe, source, world)
     pace = Pace(recipe)
     metrics: dict[str, float] = {}
@@ -61,6 +63,9 @@ def train(
             directory.log({"step": pace.steps, "eval": metrics})
     stream.close()
 
+    pipeline.settle()
+    if trace is not None:
+        write_trace(trace, pipeline.engine.timeline, world)
     stages = pipeline.engine.timeline.report()
     summary = {
         "recipe": recipe.name,
