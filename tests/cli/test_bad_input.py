@@ -14,6 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from commands import Command, nestpipe, refused, small
 
+from nestpipe.cli import RECIPES
+from nestpipe.comm.world import World
+from nestpipe.data import kinds as data_kinds
+from nestpipe.models import kinds as model_kinds
+from nestpipe.train.build import open_source
+from nestpipe.train.recipe import load_recipe
+
 CRITEO_LINE = "\t".join(["1", *map(str, range(13)), *(f"{i:08x}" for i in range(26))])
 PARQUET = """
 [data]
@@ -135,8 +142,15 @@ def test_a_port_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_a_failing_worker_speaks_for_all(tmp_path: Path) -> None:
-    """Of two workers the one that meets the fault is heard: a bad line in worker 1's half, too few samples on both."""
+    """Of two workers the one that meets the fault is heard, here worker 1, in whose half there is a bad line."""
     lines = [CRITEO_LINE] * 200
     bad = criteo(tmp_path, [*lines, "1\t2\t3", *lines[:120]], "--workers", "2")
     refused(nestpipe(tmp_path, *bad), "train.txt line 201", "3 columns", "40")
-    refused(nestpipe(tmp_path, *small("data.samples=1", workers=2)), "1 sample,", "2 workers", "--workers 1")
+
+
+def test_fewer_samples_than_workers_are_refused() -> None:
+    """The line says how many workers there can be."""
+    recipe = load_recipe("dlrm", ["data.samples=2"], data_kinds.KINDS, model_kinds.KINDS, RECIPES)
+    open_source(recipe, "train", World(0, 2, {}, 1.0))
+    with pytest.raises(ValueError, match=r"2 samples, fewer than the 3 workers: use --workers 2 or more data"):
+        open_source(recipe, "train", World(0, 3, {}, 1.0))

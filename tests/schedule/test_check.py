@@ -76,6 +76,14 @@ def test_every_schedule_is_proven_exact(schedule: str, batches: int, micros: int
     assert proof.classes == (2 + micros * (micros + 1) // 2) ** batches
 
 
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_a_pipeline_that_starts_anew_is_exact(schedule: str) -> None:
+    """From a later step on, as after the end of an epoch, with nothing before it to wait for."""
+    lists = ([a for step in range(3, 7) for a in BUILDERS[name](step, 2, 3)] for name in (schedule, "serial"))
+    actions, reference = ([a for a in found if a.batch < 7] for found in lists)
+    assert {a.batch for a in actions} == {3, 4, 5, 6} and check(actions, reference) is None
+
+
 def test_shared_rows_left_out_of_sync() -> None:
     """Rows of t-1 and t are stale without the sync."""
     actions = without_effect(build("dbp", 4, 2), "sync 1", lambda e: e.kind == "copy")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import time
 from typing import Any
 
 import pytest
 
-from nestpipe.engine.timeline import Timeline
+from nestpipe.engine.timeline import Span
 from nestpipe.schedule import BUILDERS, LANES, build
 from nestpipe.schedule.clock import nominal, run
 from nestpipe.schedule.trace import VIRTUAL, Trace, merge, problems
@@ -40,11 +41,8 @@ def test_a_trace_of_real_spans_of_several_workers_has_one_clock() -> None:
     actions = build("dbp", 2, 1)
     workers = []
     for behind in (0.0, 1000.0):
-        timeline = Timeline(keep_all=True)
         at = time.perf_counter() - behind
-        for i, action in enumerate(actions):
-            timeline.add(action, at + i * 1e-3, at + (i + 1) * 1e-3)
-        workers.append(timeline.kept)
+        workers.append([Span(action, at + i * 1e-3, at + (i + 1) * 1e-3, None) for i, action in enumerate(actions)])
     late = workers[0][0].start - workers[1][0].start
     trace = merge(workers, [0.0, late + 0.5e-3])
     assert problems(trace) == []
@@ -57,11 +55,9 @@ def test_a_trace_of_real_spans_of_several_workers_has_one_clock() -> None:
 
 def test_spans_that_touch_do_not_overlap_once_rounded() -> None:
     actions = [a for a in build("serial", 100, 1) if a.stage == "load"]
-    timeline, at = Timeline(keep_all=True), 1e5 / 3
-    for action in actions:
-        timeline.add(action, at, at + 1e-6 / 7)
-        at += 1e-6 / 7
-    assert problems(merge([timeline.kept])) == []
+    times = [1e5 / 3 + i * 1e-6 / 7 for i in range(len(actions) + 1)]
+    spans = [Span(action, *ends, None) for action, ends in zip(actions, itertools.pairwise(times))]
+    assert problems(merge([spans])) == []
 
 
 def test_offsets_must_be_one_per_worker() -> None:

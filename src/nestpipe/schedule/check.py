@@ -26,11 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nestpipe.schedule.action import Action, Name, label
-from nestpipe.schedule.effects import Effect, State
+from nestpipe.schedule.effects import WINDOWED, Effect, State
 from nestpipe.schedule.rowclass import Classes, RowClass
-
-WINDOWED = ("window", "window grads", "arrived")
-"""State of which every worker that uses a key has its own.  All other rows have one owner."""
 
 Origin = tuple[Name | None, State]
 """The action that made a value, and as what; no action where it was there at the start."""

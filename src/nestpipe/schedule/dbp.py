@@ -64,7 +64,8 @@ def stage_five(step: int, micro_batches: int, start: int) -> list[Action]:
         *actions,
         act("reduce", t, waits=(before,)),
         act("agree", t, waits=(("reduce", t, -1), before)),
-        act("step", t, waits=(("agree", t, -1),)),
+        # `step` runs on the caller's thread, so what stands behind it in the list is issued late: update and writeback first
         act("update", t, waits=(("agree", t, -1),)),
         act("writeback", t, waits=(("update", t, -1),)),
+        act("step", t, waits=(("agree", t, -1),)),
     ]

@@ -27,6 +27,8 @@ class Effect:
 
 
 STORE = (("store", "values"), ("store", "state"))
+WINDOWED = ("window", "window grads", "arrived")
+"""State of which every worker that uses a key has its own.  All other rows have one owner."""
 
 
 def rows(batch: int) -> tuple[State, State]:
@@ -46,7 +48,7 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
     values, state = rows(t)
     data, routes, grads = ("data", t), ("routes", t), ("grads", t)
     window, window_grads, arrived = ("window", t), ("window grads", t), ("arrived", t)
-    dense, dense_grads, verdict = ("dense",), ("dense grads", t), ("verdict", t)
+    dense, dense_grads, verdict = ("dense",), ("dense grads",), ("verdict", t)
     return {
         "load": (Effect("read", ("source",)), Effect("write", data), Effect("add", ("source",))),
         "move": (Effect("add", data),),
@@ -55,10 +57,16 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
             Effect("read", routes),
             *(Effect("copy", new, old, batches=mine) for old, new in zip(STORE, (values, state))),
         ),
-        "sync": (Effect("read", routes), Effect("write", grads, batches=mine), Effect("write", dense_grads)),
+        "sync": (
+            Effect("read", routes),
+            Effect("write", grads, batches=mine),
+            Effect("write", window_grads, batches=mine),
+            Effect("write", dense_grads),
+        ),
         "embed": (Effect("read", routes), Effect("copy", window, values, batches=mine, use="first")),
         "compute": (
             Effect("read", data),
+            Effect("read", routes),
             Effect("read", dense),
             Effect("read", window, batches=mine, use="used"),
             Effect("add", window_grads, batches=mine, use="used"),
@@ -66,11 +74,16 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
         ),
         "grad": (Effect("read", routes), Effect("copy", arrived, window_grads, batches=mine, use="last")),
         "accumulate": (
+            Effect("read", routes),
             Effect("read", arrived, batches=mine, use="last"),
             Effect("add", grads, batches=mine, use="last"),
         ),
         "reduce": (Effect("add", dense_grads),),
-        "agree": (Effect("read", grads, batches=mine), Effect("read", dense_grads), Effect("write", verdict)),
+        "agree": (  # reads all gradients, and scales them where they are clipped
+            Effect("add", grads, batches=mine),
+            Effect("add", dense_grads),
+            Effect("write", verdict),
+        ),
         "step": (Effect("read", verdict), Effect("read", dense_grads), Effect("add", dense)),
         "update": (
             Effect("read", verdict),
@@ -80,5 +93,8 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
             Effect("add", values, batches=mine),
             Effect("add", state, batches=mine),
         ),
-        "writeback": tuple(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
+        "writeback": (
+            Effect("read", routes),
+            *(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
+        ),
     }[stage]

@@ -1,2 +1,0 @@
-	.file	"<string>"
-	.section	".note.GNU-stack","",@progbits
