@@ -27,8 +27,8 @@ test: setup lint  ## lint, then all tests
 	@$(BIN)/pytest
 
 lint: setup  ## ruff and mypy
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check src tests bench
+	@$(BIN)/ruff format --check src tests bench
 	@$(BIN)/mypy
 
 bench: setup bench-peers  ## the DLRM ladder beside TorchRec

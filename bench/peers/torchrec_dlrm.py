@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,9 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+from nestpipe.models.interaction import pairwise_dots  # noqa: E402 - plain torch, needs nothing else of nestpipe
+
 CPU = torch.device("cpu")
 PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}
 
@@ -38,8 +42,8 @@ PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}
 def read_config(path: Path) -> dict:
     """The file's values over the defaults; a key that nobody reads is an error, not a silent default."""
     given = json.loads(path.read_text())
-    config = {**DEFAULTS, "pipeline": "sparse", "pieces_kb": None, **given}
-    unknown = set(config) - set(DEFAULTS) - {"pipeline", "pieces_kb"}
+    config = {**DEFAULTS, "pipeline": "sparse", "pieces_kb": None, "our_interaction": False, **given}
+    unknown = set(config) - set(DEFAULTS) - {"pipeline", "pieces_kb", "our_interaction"}
     if unknown:
         raise ValueError(f"{path}: unknown {', '.join(sorted(unknown))}")
     if config["warmup"] < 1:
@@ -105,6 +109,7 @@ class DLRM(nn.Module):
     def __init__(self, config: dict):
         super().__init__()
         self.features, self.dim = config["features"], config["dim"]
+        self.our_interaction = config["our_interaction"]
         self.embeddings = EmbeddingBagCollection(
             device=torch.device("meta"),
             tables=[
@@ -133,7 +138,10 @@ class DLRM(nn.Module):
         bottom = self.bottom(batch.dense)
         rows = coming.values().view(-1, self.features, self.dim)
         vectors = torch.cat([bottom.unsqueeze(1), rows], dim=1)
-        dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.row, self.column]
+        if self.our_interaction:
+            dots = pairwise_dots(vectors)
+        else:
+            dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.row, self.column]
         logits = self.top(torch.cat([bottom, dots], dim=1)).squeeze(1)
         loss = self.loss(logits, batch.labels)
         return loss, loss.detach()

@@ -281,7 +281,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         ratios = [f"{peer['step_ms'] / rung['step_ms']:.2f}" for peer in peers]
         row = [f"{rung['step_ms']:.1f}", spread, f"{rung['cpu_ms']:.1f}", f"{rung['samples_per_s']:,.0f}"]
         table.add_row(rung["name"], *row, *ratios)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
     write_json(args.json, result)
     return 0
 

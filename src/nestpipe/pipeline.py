@@ -100,7 +100,7 @@ class TrainPipeline:
             successor_reads=schedule in LOOKING_AHEAD,
             stamped=check_staleness,
         )
-        compile_kernels(self.sparse.groups)
+        compile_kernels(self.sparse.groups, tier)
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)
         self._base_rates = [group["lr"] for group in dense_optimizer.param_groups] if dense_optimizer else []

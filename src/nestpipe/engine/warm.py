@@ -14,9 +14,10 @@ from nestpipe.keys.window import plan_window
 from nestpipe.tables import kernels
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.store import RowStore
+from nestpipe.tables.tiered import DiskTier, rehearse
 
 
-def compile_kernels(groups: list[TableGroup]) -> None:
+def compile_kernels(groups: list[TableGroup], tier: DiskTier | None = None) -> None:
     """Calls each kernel on one key in the types that these groups will use.  The tables of the run are not touched."""
     key, table, one = np.zeros(1, np.int64), np.zeros(1, np.uint16), np.ones(1, np.int64)
     take_samples(key, np.array([0, 1]), key, 1)
@@ -32,6 +33,8 @@ def compile_kernels(groups: list[TableGroup]) -> None:
         scratch.writeback(owned.tables, owned.keys, values, state)
         scratch.retrieve(owned.tables, owned.keys, values, state)
         scratch.rows_of(0)
+        if tier is not None:
+            rehearse(group, tier)
         kernels.gather(values, owned.embed_rows, values.copy())
         kernels.copy_rows(values, key, values.copy(), key)
         kernels.scatter_add(values, owned.grad_rows, values.copy())
