@@ -33,7 +33,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
-from nestpipe.models.interaction import pairwise_dots  # noqa: E402 - plain torch, needs nothing else of nestpipe
+from nestpipe.models.interaction import pairwise_dots
 
 CPU = torch.device("cpu")
 PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}
