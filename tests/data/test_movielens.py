@@ -143,7 +143,7 @@ def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
 
 def test_the_real_thing() -> None:
     """MovieLens-1M has 6,040 users, 3,706 films and 1,000,209 ratings."""
-    path = Path("/work/shared/data/ml-1m/ml-1m.zip")
+    path = Path(__file__).parents[3] / "shared" / "data" / "ml-1m" / "ml-1m.zip"
     if not path.exists():
         pytest.skip(f"{path} is not here")
     ratings = read_ratings(str(path))
