@@ -254,9 +254,11 @@ def test_impossible_collections_are_refused() -> None:
         EmbeddingBagCollection([])
     with pytest.raises(ValueError, match="lists a feature twice"):
         EmbeddingBagCollection([EmbeddingBagConfig("a", 2, ["f", "f"])])
-    twice = EmbeddingBagCollection([EmbeddingBagConfig("a", 2, ["f"]), EmbeddingBagConfig("a", 2, ["g"])])
+    with pytest.raises(ValueError, match="two tables have one name"):
+        EmbeddingBagCollection([EmbeddingBagConfig("a", 2, ["f"]), EmbeddingBagConfig("a", 2, ["g"])])
+    apart = [EmbeddingBagCollection([EmbeddingBagConfig("a", 2, [feature])]) for feature in ("f", "g")]
     with pytest.raises(ValueError, match="two tables are named 'a'"):
-        attach_collections([twice], World.single(), SGD(), 0)
+        attach_collections(apart, World.single(), SGD(), 0)
     mixed = EmbeddingBagCollection([EmbeddingBagConfig("a", 2, ["f"]), EmbeddingBagConfig("b", 2, ["f"], "float64")])
     with pytest.raises(ValueError, match="one dtype"):
         mixed(KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1])))

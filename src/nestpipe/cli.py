@@ -35,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(arguments)
     try:
-        return int(args.command(args, arguments) or 0)
+        code = int(args.command(args, arguments) or 0)
+        if "RANK" in os.environ:
+            # A worker that is done ends here and now: gloo's own threads may still be in C++ when Python takes itself apart.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
     except KeyboardInterrupt:
         _restore_terminal()
         print("nestpipe: interrupted; all workers were ended", file=sys.stderr)
@@ -102,6 +108,13 @@ def _restore_terminal() -> None:
         sys.stderr.flush()
 
 
+class _Command(argparse.ArgumentParser):
+    """Takes no abbreviations: --worker must not quietly become --workers."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "allow_abbrev": False})
+
+
 def _parser() -> argparse.ArgumentParser:
     from nestpipe import cli_schedule, cli_verify, version
 
@@ -110,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Exactly synchronous training of recommendation models with very large embedding tables.",
     )
     parser.add_argument("--version", action="version", version=f"nestpipe {version.VERSION}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Command)
     train = commands.add_parser(
         "train", help="train a recipe", description=TRAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )

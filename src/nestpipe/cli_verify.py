@@ -65,12 +65,12 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
 def _verify_here(args: argparse.Namespace) -> dict[str, Any] | None:
     """On worker 0 the result, elsewhere None."""
     from nestpipe.cli import load
-    from nestpipe.comm.world import World
     from nestpipe.train.display import Display
+    from nestpipe.train.launch import join
     from nestpipe.train.verify import verify
 
     recipe = load(args)
-    world = World.join(recipe.train.timeout)
+    world = join(recipe.train.timeout)
     with Display(f"verify {recipe.name}", on=world.rank == 0 and not args.quiet) as display:
         result = verify(recipe, args.steps, world, display.show, check_staleness=args.check == "staleness")
     world.leave()

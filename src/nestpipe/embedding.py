@@ -72,6 +72,9 @@ class Collection(nn.Module, Generic[Config]):
         if not tables:
             raise ValueError(f"{type(self).__name__} needs at least one table")
         self.tables = list(tables)
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{type(self).__name__}: two tables have one name: {', '.join(names)}")
         pairs = [(table, feature) for table in self.tables for feature in table.feature_names]
         features = [feature for _, feature in pairs]
         self.lookups: list[tuple[Config, str, str]] = [
@@ -99,6 +102,7 @@ class Collection(nn.Module, Generic[Config]):
             if self._stages is None:
                 attach_collections([self], World.single(), SGD(), seed=0)
             assert self._stages is not None
+            self._stages.before_lookup()
             return View(self._stages.look_up(Batch(features)), 0, trains=False)
         routed = view.flight.micros[view.micro].sparse_features
         if features is not routed and not _same_ids(features, routed):

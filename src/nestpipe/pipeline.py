@@ -81,6 +81,12 @@ class TrainPipeline:
             raise ValueError(f"pipeline.micro_batches must be from 1 to {MAX_MICRO_BATCHES - 1}, not {micro_batches}")
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, not {clip_norm}")
+        if not (dense_optimizer is None or isinstance(dense_optimizer, torch.optim.Optimizer)):
+            raise TypeError(
+                f"dense_optimizer must be a torch.optim optimizer, not {type(dense_optimizer).__module__}'s"
+            )
+        if not (sparse_optimizer is None or hasattr(sparse_optimizer, "state_width")):
+            raise TypeError("sparse_optimizer must be one of nestpipe's: SGD, RowWiseAdagrad, Adagrad, Adam")
         self.model = model
         self.optimizer = dense_optimizer
         self.world = world or World.join()
@@ -100,12 +106,15 @@ class TrainPipeline:
             successor_reads=schedule in LOOKING_AHEAD,
             stamped=check_staleness,
         )
+        self.sparse.before_lookup = self.settle
         compile_kernels(self.sparse.groups, tier)
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)
         self._base_rates = [group["lr"] for group in dense_optimizer.param_groups] if dense_optimizer else []
         self._start_alike()
         self._source: Iterator[Batch] | None = None
+        self._exhausted = False
+        self._closed = False
         self._flights: dict[int, Flight] = {}
         self._last_end: float | None = None
         self.next_batch = 0
@@ -133,10 +142,21 @@ class TrainPipeline:
         )
 
     def progress(self, batches: Iterator[Batch]) -> Progress | None:
-        """Takes one step; None once the data of every worker has ended.  Workers with less data join with nothing."""
+        """Takes one step; None once the data of every worker has ended.  Workers with less data join with nothing.
+
+        A schedule that looks ahead reads later batches from `batches` meanwhile, on another thread; so go on with the same
+        iterator until None comes, then another may follow.  After an error only `serial` can go on.
+        """
         if not hasattr(batches, "__next__"):
             raise TypeError(
                 f"progress takes an iterator of batches, not {type(batches).__name__}: pass iter(...) of it"
+            )
+        if self._closed:
+            raise RuntimeError("this pipeline was closed: make a new TrainPipeline to train on")
+        if self._source is not None and batches is not self._source and self.schedule in LOOKING_AHEAD:
+            raise ValueError(
+                f"progress got another iterator while {self.schedule!r} has read ahead from the last one: go on with that one "
+                "until progress returns None, or join them with itertools.chain"
             )
         self._source = batches
         begin = self._last_end or time.perf_counter()
@@ -149,6 +169,7 @@ class TrainPipeline:
             # Whoever goes on after an error (NotFinite: skip that batch) must not meet what is left of it.
             self.sparse.drop(self._flights.pop(number))
             self.engine.recover(number)
+            self._exhausted = False
             raise
         flight = self._flights[number]
         if flight.ended:
@@ -159,6 +180,9 @@ class TrainPipeline:
                 self.sparse.drop(left)
             self._flights.clear()
             self._start = number
+            self._source, self._exhausted = None, False
+            if flight.load_error is not None:
+                raise flight.load_error
             return None
         self.next_batch += 1
         self._flights.pop(number - 1, None)
@@ -178,10 +202,10 @@ class TrainPipeline:
 
     def close(self) -> None:
         """Ends the lanes and removes a disk tier's files.  Batches that were prepared but not trained are dropped."""
+        self._closed = True
         try:
-            self.engine.settle()
-        finally:
             self.engine.close()
+        finally:
             self.sparse.close()
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
@@ -227,12 +251,23 @@ class TrainPipeline:
 
     def _load(self, flight: Flight, micro: int) -> None:
         assert self._source is not None
-        batch = next(self._source, None)
+        try:
+            batch = None if self._exhausted else next(self._source, None)
+            if batch is not None and not isinstance(batch, Batch):
+                raise TypeError(f"the iterator must give nestpipe.Batch, not {type(batch).__name__}")
+        except Exception as error:
+            # Told when this batch's turn comes: what was read before it is still trained, as `serial` would.
+            error.add_note(f"rank {self.world.rank}, load of batch {flight.number}")
+            flight.load_error, batch = error, None
         flight.has_data = batch is not None
-        if batch is not None:
+        if batch is None:
+            self._exhausted = True  # not asked again: some iterators begin anew
+        else:
             flight.micros = batch.split(self.micro_batches)
 
     def _sync(self, flight: Flight, micro: int) -> None:
+        if flight.load_error is not None:
+            raise flight.load_error
         self.sparse.sync(flight)
         self.dense.clear()
 

@@ -27,6 +27,12 @@ class Batch:
     extras: dict[str, Tensor] = field(default_factory=dict)
     loss_terms: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        fields = {"dense": self.dense, "labels": self.labels, "loss_terms": self.loss_terms, **self.extras}
+        for name, tensor in fields.items():
+            if tensor is not None and tensor.shape[:1] != (len(self),):
+                raise ValueError(f"batch.{name} has shape {tuple(tensor.shape)}, but the batch has {len(self)} samples")
+
     def __len__(self) -> int:
         return self.sparse_features.stride()
 

@@ -35,6 +35,7 @@ class Engine:
         self._lanes: dict[str, LaneThread] = {}
         self._done: dict[Name, threading.Event] = {}
         self._failure: BaseException | None = None
+        self._told = False
         self._ended_at: int | None = None
         self.timeline = timeline or Timeline()
 
@@ -53,9 +54,12 @@ class Engine:
 
     def settle(self) -> None:
         """Waits until everything that was issued is done."""
+        self._wait()
+        self._raise_failure()
+
+    def _wait(self) -> None:
         for done in list(self._done.values()):
             done.wait()
-        self._raise_failure()
 
     def forget(self, before: int) -> None:
         """Drops what is known of batches before `before`, all of whose actions are done."""
@@ -77,12 +81,17 @@ class Engine:
         self.timeline.start_anew()
 
     def close(self) -> None:
+        """Ends the lanes when they are done; raises only a failure that nobody has been told of yet."""
+        self._wait()
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}
+        if not self._told:
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
+            self._told = True
             raise self._failure
 
     def _perform(self, action: Action, flight: Flight, done: threading.Event) -> None:

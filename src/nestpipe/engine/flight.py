@@ -37,6 +37,8 @@ class Flight:
     number: int
     micros: list[Batch] = field(default_factory=list)
     has_data: bool = False
+    load_error: Exception | None = None
+    """What the iterator raised in place of this batch."""
     routes: Routes | None = None
     ends: list[np.ndarray] = field(default_factory=list)
     """Per group, [N, L]: where the occurrences of each micro-batch and lookup end in the window's `inverse`."""

@@ -9,6 +9,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+CLOSE_SECONDS = 2.0
+
 
 class LaneThread:
     """Runs jobs one after another in the order they were given."""
@@ -23,8 +25,9 @@ class LaneThread:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Ends the thread after the jobs it has; does not wait for it."""
+        """Ends the thread after the jobs it has; waits a moment, since one that still runs when Python ends brings it down."""
         self._jobs.put(None)
+        self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -47,6 +47,8 @@ class SparseStages:
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
         self._holders = 2 if successor_reads else 1
         """Who reads a batch's buffer last: its own writeback, and the next batch's sync where there is one."""
+        self.before_lookup: Callable[[], None] = lambda: None
+        """Called before a lookup outside the schedule: waits until the last step is in the tables."""
         self.traffic = Traffic()
         self._route_exchange = Exchange(world, "route", self.traffic)
         self._row_exchange = Exchange(world, "network", self.traffic)
@@ -200,6 +202,9 @@ class SparseStages:
 
     def rows_of(self, table: str, keys: np.ndarray) -> torch.Tensor:
         """Current rows [n, D] of any keys of one table (first values where there is no row).  All workers call it together."""
+        keys = np.asarray(keys)
+        if keys.ndim != 1 or not (keys.size == 0 or np.issubdtype(keys.dtype, np.integer)):
+            raise ValueError(f"rows takes one row of whole-number keys, not {keys.dtype} of shape {keys.shape}")
         group, number = self.place_of(table)
         windows = [_nothing(1, self.world.size) for _ in self.groups]
         windows[group] = plan_window(

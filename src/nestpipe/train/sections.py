@@ -126,7 +126,7 @@ class PipelineSection:
     """In which order a step's work is done; the result is the same for all."""
 
     schedule: str = "serial"
-    """Name of the schedule: serial, dbp, fwp, nested."""
+    """Name of the schedule: serial or dbp."""
     micro_batches: int = 1
     """Micro-batches in a batch; rounding depends on it, and on nothing else in this section."""
 

@@ -97,7 +97,7 @@ def _run(recipe: Recipe, steps: int, world: World, tell: Callable[[float], None]
     torch.set_num_threads(recipe.train.threads)
     source = open_source(recipe, "train", world)
     pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
-    stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps, epochs=None)), source, world)
+    stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps)), source, world)
     losses: list[float] = []
     while len(losses) < steps and (step := pipeline.progress(stream)):
         losses.append(step.loss)
