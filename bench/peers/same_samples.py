@@ -25,7 +25,8 @@ DEFAULTS = {
     "sparse_eps": 1e-8,
     "distinct_batches": 20,
     "warmup": 10,
-    "steps": 40,
+    "turns": 12,
+    "steps": 10,  # per turn
 }
 
 # SeedSequence streams; [seed, rank, step] is the samples' own, so these have to be of another length.

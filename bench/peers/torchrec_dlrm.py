@@ -31,6 +31,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
+from turns import Turns
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from nestpipe.models.interaction import pairwise_dots
@@ -256,24 +257,33 @@ def cut_all_to_all(piece_bytes: int, checked_calls: int = 100) -> None:
     dist.all_to_all_single = all_to_all_single
 
 
-def train(config: dict) -> dict:
-    """Warm up, then the timed steps. Returns this worker's figures."""
+def train(config: dict, turns: Turns) -> dict:
+    """Warm up, then the timed steps, turn by turn. Returns this worker's figures."""
     model, optimizer = shard(config)
     data = batches(config, dist.get_rank())
     pipeline = PIPELINES[config["pipeline"]](model, optimizer, CPU)
-    losses, step_ms = [pipeline.progress(data) for _ in range(config["warmup"])], []
+    turns.wait(0)
+    losses = [pipeline.progress(data) for _ in range(config["warmup"])]
     pipelined = [module.forward.name for module in getattr(pipeline, "_pipelined_modules", [])]
     assert config["pipeline"] == "base" or pipelined, "TrainPipelineSparseDist found no module to pipeline"
 
-    dist.barrier()
-    cpu, start = time.process_time(), time.perf_counter()
-    last = start
-    for _ in range(config["steps"]):
-        losses.append(pipeline.progress(data))
-        now = time.perf_counter()
-        step_ms.append(1000 * (now - last))
-        last = now
-    window_s, cpu_s = last - start, time.process_time() - cpu
+    turns.done(0)
+    step_s, window_s, cpu_s = [], [], []
+    for turn in range(1, config["turns"] + 1):
+        turns.wait(turn)
+        losses.append(pipeline.progress(data))  # finds the caches full of others' data: not timed
+        dist.barrier()
+        cpu, start = time.process_time(), time.perf_counter()
+        step_s.append([])
+        last = start
+        for _ in range(config["steps"]):
+            losses.append(pipeline.progress(data))
+            now = time.perf_counter()
+            step_s[-1].append(now - last)
+            last = now
+        window_s.append(time.perf_counter() - start)
+        cpu_s.append(time.process_time() - cpu)
+        turns.done(turn)
 
     # Train what the pipeline has already read, untimed, so that nobody leaves with an all-to-all in flight. One run
     # of some 40 aborted on its way out before this was here, none of some 40 since; whether this was the cause is
@@ -284,9 +294,9 @@ def train(config: dict) -> dict:
             pipeline.progress(nothing)
     dist.barrier()
     return {
+        "step_s": step_s,
         "window_s": window_s,
         "cpu_s": cpu_s,
-        "step_ms": step_ms,
         "losses": [loss.item() for loss in losses],
         "pipelined": pipelined,
     }
@@ -294,14 +304,12 @@ def train(config: dict) -> dict:
 
 def report(config: dict, ranks: list[dict]) -> dict:
     losses = [sum(each) / len(ranks) for each in zip(*(rank["losses"] for rank in ranks))]
-    window_s = [rank["window_s"] for rank in ranks]
     return {
         "system": f"torchrec-{config['pipeline']}" + ("-pieces" if config["pieces_kb"] else ""),
         "workers": len(ranks),
-        "step_ms_by_rank": [rank["step_ms"] for rank in ranks],
-        "window_s_by_rank": window_s,
+        "step_s_by_rank": [rank["step_s"] for rank in ranks],
+        "window_s_by_rank": [rank["window_s"] for rank in ranks],
         "cpu_s_by_rank": [rank["cpu_s"] for rank in ranks],
-        "samples_per_s": len(ranks) * config["batch"] * config["steps"] / max(window_s),
         "first_losses": losses[:10],
         "final_loss": losses[-1],
         "pipelined_modules": ranks[0]["pipelined"],
@@ -312,7 +320,7 @@ def report(config: dict, ranks: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the report; its folder is where turns are given")
     arguments = parser.parse_args()
     config = read_config(arguments.config)
 
@@ -321,7 +329,7 @@ def main() -> None:
     if config["pieces_kb"]:
         cut_all_to_all(config["pieces_kb"] * 1000)
     ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, train(config))
+    dist.all_gather_object(ranks, train(config, Turns(arguments.out.parent, dist.get_rank())))
     if dist.get_rank() == 0:
         arguments.out.write_text(json.dumps(report(config, ranks), indent=1) + "\n")
     dist.destroy_process_group()

@@ -146,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("ladder", help="such as dlrm")
     bench.add_argument("--peers", action="append", default=[], metavar="P", help="peers to measure beside: torchrec")
-    bench.add_argument("--repeats", type=int, metavar="N", help="interleaved repeats; default what the ladder says")
+    bench.add_argument(
+        "--rounds", type=int, metavar="N", help="turns that each rung takes; default what the ladder says"
+    )
     bench.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
     bench.set_defaults(command=_bench)
     cli_schedule.add(commands)
@@ -274,29 +276,9 @@ def write_json(place: str | None, what: dict[str, Any]) -> None:
 
 
 def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.lab.ladder import load_ladder, run_ladder
-    from nestpipe.train.display import Display
+    from nestpipe.cli_bench import bench
 
-    check_json(args.json)
-    ladder = load_ladder(args.ladder)
-    repeats = args.repeats if args.repeats is not None else ladder.repeats
-    if repeats < 1:
-        raise ValueError(f"--repeats must be at least 1, not {repeats}")
-    with Display(args.ladder) as display:
-        result = run_ladder(ladder, args.peers, repeats, display.show)
-    rungs = result["rungs"]
-    peers = [rung for rung in rungs if rung["peer"]]
-    table = Table(title=f"{ladder.title}; {ladder.workers} workers, {repeats} repeats", title_justify="left")
-    for column in ("rung", "ms/step", "least - most", "CPU ms", "samples/s", *(f"x {p['name']}" for p in peers)):
-        table.add_column(column, justify="left" if column == "rung" else "right")
-    for rung in rungs:
-        spread = f"{min(rung['step_ms_all']):.1f} - {max(rung['step_ms_all']):.1f}"
-        ratios = [f"{peer['step_ms'] / rung['step_ms']:.2f}" for peer in peers]
-        row = [f"{rung['step_ms']:.1f}", spread, f"{rung['cpu_ms']:.1f}", f"{rung['samples_per_s']:,.0f}"]
-        table.add_row(rung["name"], *row, *ratios)
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
-    write_json(args.json, result)
-    return 0
+    return bench(args)
 
 
 def _recipe(args: argparse.Namespace, arguments: list[str]) -> int:

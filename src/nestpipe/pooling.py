@@ -54,6 +54,15 @@ def _dtype(tensor: Tensor) -> np.dtype:
     return np.dtype(np.float64 if tensor.dtype == torch.float64 else np.float32)
 
 
+def _flat(samples: Tensor) -> tuple[np.ndarray, int]:
+    """[B, C] as one row of numbers and the distance from sample to sample; copied only where columns do not lie side by side."""
+    if samples.stride(1) != 1 or samples.stride(0) < samples.shape[1] or not len(samples):
+        samples = samples.contiguous()
+    distance = samples.stride(0)
+    count = (len(samples) - 1) * distance + samples.shape[1] if samples.numel() else 0
+    return samples.as_strided((count,), (1,)).numpy(), distance
+
+
 class Pooled(torch.autograd.Function):
     """[B, C] pooled output of the bags of all groups.  `anchor` is empty and only makes autograd call `backward`."""
 
@@ -79,7 +88,7 @@ class Pooled(torch.autograd.Function):
                     _floats(weight, bags.rows),
                     bags.means,
                     bags.columns,
-                    out.numpy(),
+                    *_flat(out),
                 )
             else:
                 _pool_with_torch(bags, weight, out)
@@ -87,7 +96,7 @@ class Pooled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_out = grads[0].contiguous()
+        grad_out = grads[0]
         weight_grads: list[Tensor | None] = []
         for bags, weight in zip(ctx.groups, ctx.weights):
             if bags.grads is None:
@@ -98,12 +107,12 @@ class Pooled(torch.autograd.Function):
             one = np.ones(1, _dtype(bags.rows))
             floats = _floats(weight, bags.rows)
             pooling_kernels.pool_backward(
-                grad_out.numpy(), bags.index, bags.lengths, floats, bags.means, bags.columns, bags.grads.numpy(), one
+                *_flat(grad_out), bags.index, bags.lengths, floats, bags.means, bags.columns, bags.grads.numpy(), one
             )
             if weight is not None and weight.requires_grad:
                 found = np.zeros_like(floats)
                 pooling_kernels.pool_backward_weights(
-                    grad_out.numpy(), bags.rows.numpy(), bags.index, bags.lengths, bags.means, bags.columns, found
+                    *_flat(grad_out), bags.rows.numpy(), bags.index, bags.lengths, bags.means, bags.columns, found
                 )
                 weight_grads.append(torch.from_numpy(found).to(weight.dtype))
             else:

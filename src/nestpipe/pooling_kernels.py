@@ -1,73 +1,102 @@
-"""Numba kernels between a window's rows and the model: pooled forward and backward, in a fixed order, without the GIL."""
+"""Numba kernels between a window's rows and the model: pooled forward and backward, in a fixed order, without the GIL.
+
+Ids lie lookup by lookup, outputs sample by sample.  The loops follow the outputs, the larger of the two: read and written once,
+in order, and where rows are far apart their misses overlap.  Outputs come flat, with the distance from sample to sample: what
+autograd passes back is often a slice of something wider, and need not be copied.
+"""
 
 from __future__ import annotations
 
 import numba
+import numpy as np
 
 
 @numba.njit(nogil=True, cache=True)
-def pool(rows, index, lengths, weights, means, columns, out):  # type: ignore[no-untyped-def]
-    """out[b, columns[l]:+D] = sum (or mean) over the bag (l, b) of weight * row.  `weights` is empty for all ones."""
+def _starts(lengths):  # type: ignore[no-untyped-def]
+    """Where each bag starts among the ids, and one more entry for the end."""
+    starts = np.empty(lengths.shape[0] + 1, np.int64)
+    total = 0
+    for i in range(lengths.shape[0]):
+        starts[i] = total
+        total += lengths[i]
+    starts[lengths.shape[0]] = total
+    return starts
+
+
+@numba.njit(nogil=True, cache=True)
+def pool(rows, index, lengths, weights, means, columns, out, stride):  # type: ignore[no-untyped-def]
+    """out[b * stride + columns[l]:+D] = sum (or mean) over the bag (l, b) of weight * row.  `weights` is empty for all ones."""
     dim = rows.shape[1]
-    samples = out.shape[0]
-    at = 0
-    for l in range(columns.shape[0]):
-        column = columns[l]
-        for b in range(samples):
-            length = lengths[l * samples + b]
-            for d in range(dim):
-                out[b, column + d] = 0
-            for j in range(at, at + length):
-                row = index[j]
-                if weights.shape[0]:
+    starts = _starts(lengths)
+    samples = lengths.shape[0] // max(1, columns.shape[0])
+    weighted = weights.shape[0] > 0
+    for b in range(samples):
+        for l in range(columns.shape[0]):
+            start, end = starts[l * samples + b], starts[l * samples + b + 1]
+            pooled = out[b * stride + columns[l] : b * stride + columns[l] + dim]
+            if start == end:
+                pooled[:] = 0
+                continue
+            row = rows[index[start]]
+            if weighted:
+                for d in range(dim):
+                    pooled[d] = weights[start] * row[d]
+            else:
+                for d in range(dim):
+                    pooled[d] = row[d]
+            for j in range(start + 1, end):
+                row = rows[index[j]]
+                if weighted:
                     for d in range(dim):
-                        out[b, column + d] += weights[j] * rows[row, d]
+                        pooled[d] += weights[j] * row[d]
                 else:
                     for d in range(dim):
-                        out[b, column + d] += rows[row, d]
-            if means[l] and length > 1:
+                        pooled[d] += row[d]
+            if means[l] and end - start > 1:
                 for d in range(dim):
-                    out[b, column + d] /= length
-            at += length
+                    pooled[d] /= end - start
 
 
 @numba.njit(nogil=True, cache=True)
-def pool_backward(grad_out, index, lengths, weights, means, columns, grad_rows, one):  # type: ignore[no-untyped-def]
+def pool_backward(grad_out, stride, index, lengths, weights, means, columns, grad_rows, one):  # type: ignore[no-untyped-def]
     """Adds to grad_rows what `pool` passes back; `one` is a one-element array of the rows' dtype holding 1."""
     dim = grad_rows.shape[1]
-    samples = grad_out.shape[0]
-    at = 0
-    for l in range(columns.shape[0]):
-        column = columns[l]
-        for b in range(samples):
-            length = lengths[l * samples + b]
-            for j in range(at, at + length):
-                row = index[j]
-                factor = one[0]
-                if weights.shape[0]:
-                    factor = weights[j]
-                if means[l] and length > 1:
-                    factor = factor / length
-                for d in range(dim):
-                    grad_rows[row, d] += factor * grad_out[b, column + d]
-            at += length
+    starts = _starts(lengths)
+    samples = lengths.shape[0] // max(1, columns.shape[0])
+    weighted = weights.shape[0] > 0
+    for b in range(samples):
+        for l in range(columns.shape[0]):
+            start, end = starts[l * samples + b], starts[l * samples + b + 1]
+            passed = grad_out[b * stride + columns[l] : b * stride + columns[l] + dim]
+            divided = means[l] and end - start > 1
+            for j in range(start, end):
+                row = grad_rows[index[j]]
+                if weighted or divided:
+                    factor = weights[j] if weighted else one[0]
+                    if divided:
+                        factor = factor / (end - start)
+                    for d in range(dim):
+                        row[d] += factor * passed[d]
+                else:
+                    for d in range(dim):
+                        row[d] += passed[d]
 
 
 @numba.njit(nogil=True, cache=True)
-def pool_backward_weights(grad_out, rows, index, lengths, means, columns, grad_weights):  # type: ignore[no-untyped-def]
+def pool_backward_weights(grad_out, stride, rows, index, lengths, means, columns, grad_weights):  # type: ignore[no-untyped-def]
     """grad_weights[j] = dot of its bag's output gradient with its row."""
     dim = rows.shape[1]
-    samples = grad_out.shape[0]
-    at = 0
-    for l in range(columns.shape[0]):
-        column = columns[l]
-        for b in range(samples):
-            length = lengths[l * samples + b]
-            for j in range(at, at + length):
+    starts = _starts(lengths)
+    samples = lengths.shape[0] // max(1, columns.shape[0])
+    for b in range(samples):
+        for l in range(columns.shape[0]):
+            start, end = starts[l * samples + b], starts[l * samples + b + 1]
+            passed = grad_out[b * stride + columns[l] : b * stride + columns[l] + dim]
+            for j in range(start, end):
+                row = rows[index[j]]
                 total = grad_weights[j] * 0
                 for d in range(dim):
-                    total += grad_out[b, column + d] * rows[index[j], d]
-                if means[l] and length > 1:
-                    total = total / length
+                    total += passed[d] * row[d]
+                if means[l] and end - start > 1:
+                    total = total / (end - start)
                 grad_weights[j] = total
-            at += length

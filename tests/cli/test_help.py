@@ -18,7 +18,7 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
         (["--help"], ["train", "verify", "bench", "schedule", "recipe", "--version"]),
         (["train", "--help"], ["--workers", "--schedule", "--set", "--run", "--json", "--timeout", "dlrm", "torchrun"]),
         (["verify", "--help"], ["--workers", "--schedule", "--steps", "bit for bit", "dlrm"]),
-        (["bench", "--help"], ["--peers", "--repeats", "--json", "dlrm"]),
+        (["bench", "--help"], ["--peers", "--rounds", "--json", "dlrm"]),
     ],
 )
 def test_help_does_not_wait_for_torch(tmp_path: Path, arguments: list[str], words: list[str]) -> None:

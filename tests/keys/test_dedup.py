@@ -157,3 +157,23 @@ def test_intersect(a: set[int], b: set[int]) -> None:
     in_left, in_right = intersect(left, right)
     assert right[in_right].tolist() == [k for k in right.tolist() if k in a]
     np.testing.assert_array_equal(left[in_left], right[in_right])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 3, 4095, 4096, 4097, 9000]), st.integers(1, 5000), st.integers(-1, 3)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(0, 2**32),
+    st.sampled_from([LOW, -7000, 0, HIGH - 40_000]),
+)
+@settings(max_examples=80, deadline=None)
+def test_runs(features: list[tuple[int, int, int]], seed: int, base: int) -> None:
+    """Features whose ids lie in ranges one after another, wherever they begin, touching or overlapping by one id."""
+    random = np.random.default_rng(seed)
+    parts, low = [], base
+    for count, ids, gap in features:
+        parts.append(low + random.integers(0, ids, count))
+        low += max(0, ids + gap)
+    check(np.concatenate(parts))

@@ -165,3 +165,22 @@ def test_threads() -> None:
         assert all(pool.map(work, range(4)))
     assert len(index) == 4 * 40 * 400
     assert len(np.unique(index.items()[2])) == len(index)
+
+
+def test_settle_after_look() -> None:
+    """What `look` found is as good as looking again: with keys that came meanwhile, and after a deletion moved slots."""
+    index = HashIndex()
+    keys, tables = np.arange(10), np.zeros(10, np.uint16)
+    index.insert(keys[:6])
+    found = index.look(keys, tables)
+    assert found.slots.tolist() == [0, 1, 2, 3, 4, 5, -1, -1, -1, -1]
+    index.insert(keys[7:8])
+    np.testing.assert_array_equal(index.settle(keys, tables, found), index.find(keys))
+    assert found.slots[7] == -1, "what was found is not written to: others may hold it"
+
+    found = index.look(keys, tables)
+    index.delete(keys[2:4])
+    index.insert(np.array([100, 101]))  # take the slots of 2 and 3
+    slots = index.settle(keys, tables, found)
+    assert len(set(slots.tolist()) | set(index.find(np.array([100, 101])).tolist())) == 12
+    np.testing.assert_array_equal(slots, index.find(keys))

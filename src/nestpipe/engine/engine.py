@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,8 @@ from nestpipe.schedule.action import LANES, Action, Name
 
 StageFunction = Callable[[Flight, int], None]
 CALLERS_LANE = "compute"
+SWITCH_SECONDS = 0.0005
+"""How long a lane may keep the GIL while another wants it.  Python's own 5 ms is as long as a whole stage."""
 
 
 class Engine:
@@ -42,6 +45,7 @@ class Engine:
     def run(self, actions: Iterable[Action], flights: dict[int, Flight]) -> None:
         """Issues all actions; returns when those of the compute lane are done.  Others may still be running."""
         if self._threads and not self._lanes:
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
             self._lanes = {lane: LaneThread(lane) for lane in LANES if lane != CALLERS_LANE}
         for action in actions:
             done = self._done[action.name] = threading.Event()

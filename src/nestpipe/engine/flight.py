@@ -11,6 +11,7 @@ import torch
 from nestpipe.data.batch import Batch
 from nestpipe.engine.buffers import RowBuffer
 from nestpipe.engine.routing import Routes
+from nestpipe.keys.index import Found
 
 
 @dataclass
@@ -43,6 +44,8 @@ class Flight:
     ends: list[np.ndarray] = field(default_factory=list)
     """Per group, [N, L]: where the occurrences of each micro-batch and lookup end in the window's `inverse`."""
     buffers: list[RowBuffer] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+    """Per group: where `retrieve` found the buffer's rows in the store."""
     previous: Flight | None = None
     """The batch before, while its rows may be newer than the store's; None where the store is always up to date."""
     shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)

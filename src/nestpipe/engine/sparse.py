@@ -75,8 +75,10 @@ class SparseStages:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer."""
         owned = _routes(flight).owned
         flight.buffers = self.buffers.take(f"batch {flight.number}", [len(plan) for plan in owned], self._holders)
-        for store, plan, buffer in zip(self.stores, owned, flight.buffers):
+        flight.found = [
             store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state)
+            for store, plan, buffer in zip(self.stores, owned, flight.buffers)
+        ]
         if flight.previous is not None:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
@@ -167,8 +169,8 @@ class SparseStages:
 
     def writeback(self, flight: Flight) -> None:
         """The buffer's rows and optimizer state back to the store; new keys get their row here."""
-        for store, buffer, plan in zip(self.stores, flight.buffers, _routes(flight).owned):
-            store.writeback(plan.tables, plan.keys, buffer.values, buffer.state)
+        for store, buffer, plan, found in zip(self.stores, flight.buffers, _routes(flight).owned, flight.found):
+            store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
             buffer.release()
 
     def drop(self, flight: Flight) -> None:

@@ -24,13 +24,15 @@ def compile_kernels(groups: list[TableGroup], tier: DiskTier | None = None) -> N
     window = plan_window(key, one, table, np.zeros(1, np.int32), 1, 1)
     owned = route([window], 1.0, 1, 1, Exchange(World.single(), "route")).owned[0]
     intersect_pairs(table, key, table, key)
+    for dtype in (np.float32, np.float64):  # of the dense gradients
+        kernels.sum_of_squares(np.zeros((1, 1), dtype))
     kinds = {(group.dtype, type(group.optimizer)): group for group in groups}
     for group in kinds.values():
         scratch = RowStore(group, seed=0)
         values = np.zeros((1, group.dim), group.dtype)
         state = np.zeros((1, group.state_width), group.dtype)
-        scratch.retrieve(owned.tables, owned.keys, values, state)
-        scratch.writeback(owned.tables, owned.keys, values, state)
+        found = scratch.retrieve(owned.tables, owned.keys, values, state)
+        scratch.writeback(owned.tables, owned.keys, values, state, found)
         scratch.retrieve(owned.tables, owned.keys, values, state)
         scratch.rows_of(0)
         if tier is not None:
@@ -43,7 +45,8 @@ def compile_kernels(groups: list[TableGroup], tier: DiskTier | None = None) -> N
         group.optimizer.apply(values, state, values.copy(), 0.0, 1)
         for weights in (np.empty(0, group.dtype), np.ones(1, group.dtype)):
             means, column = np.zeros(1, np.bool_), np.zeros(1, np.int64)
-            pooling_kernels.pool(values, window.inverse, one, weights, means, column, values.copy())
+            flat = values.reshape(-1)
+            pooling_kernels.pool(values, window.inverse, one, weights, means, column, flat.copy(), group.dim)
             pooling_kernels.pool_backward(
-                values, window.inverse, one, weights, means, column, values.copy(), np.ones(1, group.dtype)
+                flat, group.dim, window.inverse, one, weights, means, column, values.copy(), np.ones(1, group.dtype)
             )

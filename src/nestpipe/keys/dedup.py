@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nestpipe.keys.firsts import dense_limit, firsts_of_any, firsts_of_dense, scratch
+from nestpipe.keys.firsts import dense_limit, firsts_of_any, scratch, store_dense
 from nestpipe.keys.mixing import hash_of, word_of
 
 _BLOCK = 4096
@@ -21,35 +21,95 @@ def capacity_for(count):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _lowest(keys, limit):  # type: ignore[no-untyped-def]
-    """The least key, and whether all are less than `limit` above it.  Gives up early where they are not."""
-    low = high = keys[0]
-    for start in range(0, keys.shape[0], _BLOCK):
-        for i in range(start, min(start + _BLOCK, keys.shape[0])):
-            low = min(low, keys[i])
-            high = max(high, keys[i])
-        if np.uint64(high) - np.uint64(low) >= limit:
-            return low, False
-    return low, True
+def _extremes(keys, low, high):  # type: ignore[no-untyped-def]
+    """Of each block the least and the greatest key."""
+    for b in range(low.shape[0]):
+        least = most = keys[b * _BLOCK]
+        for i in range(b * _BLOCK, min((b + 1) * _BLOCK, keys.shape[0])):
+            least = min(least, keys[i])
+            most = max(most, keys[i])
+        low[b], high[b] = least, most
+
+
+@numba.njit(nogil=True, cache=True)
+def _cut(keys, start, stop, before, later):  # type: ignore[no-untyped-def]
+    """Where in start..stop all keys before are less than all after, given the greatest before it and the least after it:
+    (place or -1, greatest key before the place, least key after it)."""
+    at = stop
+    least = later
+    while at > start and keys[at - 1] > before:
+        at -= 1
+        least = min(least, keys[at])
+    most = before
+    for i in range(start, at):
+        most = max(most, keys[i])
+    return (at if most < least else -1), most, least
+
+
+@numba.njit(nogil=True, cache=True)
+def _runs(keys, limit):  # type: ignore[no-untyped-def]
+    """Cuts the keys where all before are less than all after, as where each feature's ids have a range of their own.  Returns
+    the runs' ends and least keys; none where a run's keys reach `limit` above its least one."""
+    blocks = (keys.shape[0] + _BLOCK - 1) // _BLOCK
+    after, high = np.empty(blocks + 1, np.int64), np.empty(blocks, np.int64)
+    _extremes(keys, after[:blocks], high)
+    after[blocks] = np.iinfo(np.int64).max
+    for b in range(blocks - 1, -1, -1):
+        after[b] = min(after[b], after[b + 1])  # now the least key from this block on
+    ends, lows = np.empty(2 * blocks, np.int64), np.empty(2 * blocks, np.int64)
+    found = 0
+    start, low = 0, after[0]
+    before = np.int64(np.iinfo(np.int64).min)  # the greatest key before this block
+    for b in range(blocks):
+        stop = min((b + 1) * _BLOCK, keys.shape[0])
+        if start < b * _BLOCK and before < after[b + 1] and before < high[b]:
+            at, most, least = _cut(keys, b * _BLOCK, stop, before, after[b + 1])
+            if at >= 0 and at < stop:
+                if np.uint64(most) - np.uint64(low) >= limit:
+                    return ends[:0], lows[:0]
+                ends[found], lows[found] = at, low
+                found += 1
+                start, low = at, least
+        before = max(before, high[b])
+        if before < after[b + 1] or b + 1 == blocks:
+            if np.uint64(before) - np.uint64(low) >= limit:
+                return ends[:0], lows[:0]
+            ends[found], lows[found] = stop, low
+            found += 1
+            start, low = stop, after[b + 1]
+    return ends[:found], lows[:found]
 
 
 @numba.njit(nogil=True, cache=True)
 def _dedup(keys, reps, losers, places, unique, inverse):  # type: ignore[no-untyped-def]
+    """Fills `inverse` and the beginning of `unique`; returns how many are unique.  Runs share one small table, which stays in
+    the cache; keys that are not dense in their run go through a hash."""
     words = keys.view(np.uint64)
-    low, dense = _lowest(keys, dense_limit(keys.shape[0]))
-    if dense:
-        firsts_of_dense(words, np.uint64(low), places, reps)
-    else:
-        firsts_of_any(words, places, losers, reps)
+    ends, lows = _runs(keys, dense_limit(keys.shape[0]))
     found = np.uint64(0)
-    for i in range(np.uint64(keys.shape[0])):
-        # Stored, loaded and stored again so that there is no choice between two values, which would become a branch.
-        rep = np.uint64(reps[i])
-        inverse[i] = found
-        inverse[i] = inverse[rep]
-        unique[found] = keys[i]
-        found += np.uint64(rep == i)
+    if len(ends) == 0:
+        firsts_of_any(words, places, losers, reps)
+        for i in range(np.uint64(keys.shape[0])):
+            found = _number(keys, i, np.uint64(reps[i]), found, unique, inverse)
+        return found
+    start = np.uint64(0)
+    for r in range(len(ends)):
+        end, low = np.uint64(ends[r]), np.uint64(lows[r])
+        store_dense(words, start, end, low, places)
+        for i in range(start, end):
+            found = _number(keys, i, np.uint64(places[words[i] - low]), found, unique, inverse)
+        start = end
     return found
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _number(keys, i, rep, found, unique, inverse):  # type: ignore[no-untyped-def]
+    """Numbers key i, whose first occurrence is at `rep`; returns the number of unique keys so far."""
+    # Stored, loaded and stored again so that there is no choice between two values, which would become a branch.
+    inverse[i] = found
+    inverse[i] = inverse[rep]
+    unique[found] = keys[i]
+    return found + np.uint64(rep == i)
 
 
 def dedup(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

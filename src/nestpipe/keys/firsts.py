@@ -70,18 +70,23 @@ def dense_limit(count):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def firsts_of_dense(words, low, places, reps):  # type: ignore[no-untyped-def]
-    """reps[i] = the least j with words[j] == words[i], for words in low..low + dense_limit."""
-    i = np.uint64(words.shape[0])
-    while i > _AHEAD:
+def store_dense(words, start, stop, low, places):  # type: ignore[no-untyped-def]
+    """Leaves in places[w - low] the first position of every word w in start..stop; words lie in low..low + dense_limit."""
+    i, end, start = np.uint64(stop), np.uint64(start) + _AHEAD, np.uint64(start)
+    while i > end:
         i -= _ONE
         prefetch_to_write(places, words[i - _AHEAD] - low)
         places[words[i] - low] = np.int32(i)
-    while i > _ZERO:
+    while i > start:
         i -= _ONE
         places[words[i] - low] = np.int32(i)
-    for j in range(np.uint64(words.shape[0])):
-        reps[j] = places[words[j] - low]
+
+
+@numba.njit(nogil=True, cache=True)
+def read_dense(words, start, stop, low, places, reps):  # type: ignore[no-untyped-def]
+    """After `store_dense` of all positions that may hold the same words: reps[i] = the least j with words[j] == words[i]."""
+    for i in range(np.uint64(start), np.uint64(stop)):
+        reps[i] = places[words[i] - low]
 
 
 @numba.njit(nogil=True, cache=True)

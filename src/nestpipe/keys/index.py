@@ -8,17 +8,20 @@ table that churns for days does not slow down.  The table doubles at 3/4 full: 1
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import numba
 import numpy as np
 
 from nestpipe.keys.mixing import hash_of
+from nestpipe.keys.native import prefetch_to_read
 from nestpipe.keys.slab import Slab
 
 _SLOT_BITS = np.uint64(40)
 _SLOT_MASK = np.uint64((1 << 40) - 1)
 _ONE = np.uint64(1)
 _EMPTY = np.uint64(0)
+_BLOCK = 64
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
@@ -43,10 +46,29 @@ def _find(entries, mask, slot_tables, slot_keys, h, table, key):  # type: ignore
 
 
 @numba.njit(nogil=True, cache=True)
+def _fetch_ahead(entries, mask, slot_tables, slot_keys, tables, keys, start, stop, hashes):  # type: ignore[no-untyped-def]
+    """Hashes a block of pairs and asks for the lines that finding them will read, so that their misses overlap."""
+    for i in range(start, stop):
+        h = hash_of(tables[i], keys[i])
+        hashes[i - start] = h
+        prefetch_to_read(entries, h & mask)
+    for i in range(stop - start):
+        entry = entries[hashes[i] & mask]
+        if entry != _EMPTY:
+            slot = (entry & _SLOT_MASK) - _ONE
+            prefetch_to_read(slot_keys, slot)
+            prefetch_to_read(slot_tables, slot)
+
+
+@numba.njit(nogil=True, cache=True)
 def _find_all(entries, slot_tables, slot_keys, tables, keys, slots):  # type: ignore[no-untyped-def]
     mask = np.uint64(entries.shape[0] - 1)
-    for i in range(keys.shape[0]):
-        _, slots[i] = _find(entries, mask, slot_tables, slot_keys, hash_of(tables[i], keys[i]), tables[i], keys[i])
+    hashes = np.empty(_BLOCK, np.uint64)
+    for start in range(0, keys.shape[0], _BLOCK):
+        stop = min(start + _BLOCK, keys.shape[0])
+        _fetch_ahead(entries, mask, slot_tables, slot_keys, tables, keys, start, stop, hashes)
+        for i in range(start, stop):
+            _, slots[i] = _find(entries, mask, slot_tables, slot_keys, hashes[i - start], tables[i], keys[i])
 
 
 @numba.njit(nogil=True, cache=True)
@@ -54,8 +76,14 @@ def _insert_all(entries, slot_tables, slot_keys, tables, keys, start, room, free
     """Slots of the pairs from `start` on, new ones taken from the free list, then from the end; stops where a pair is new and
     `room` new ones have been taken.  Returns where it stopped and the new (free_count, used)."""
     mask = np.uint64(entries.shape[0] - 1)
+    hashes = np.empty(_BLOCK, np.uint64)
+    begin = block = start
     for i in range(start, keys.shape[0]):
-        h = hash_of(tables[i], keys[i])
+        if i == block:
+            block = min(i + _BLOCK, keys.shape[0])
+            _fetch_ahead(entries, mask, slot_tables, slot_keys, tables, keys, i, block, hashes)
+            begin = i
+        h = hashes[i - begin]
         at, slot = _find(entries, mask, slot_tables, slot_keys, h, tables[i], keys[i])
         if slot < 0:
             if room == 0:
@@ -121,6 +149,14 @@ def _live(entries, slots):  # type: ignore[no-untyped-def]
             count += 1
 
 
+@dataclass(frozen=True)
+class Found:
+    """Slots of keys, -1 where there was none, and how many deletions the index had seen by then."""
+
+    slots: np.ndarray
+    deletions: int
+
+
 class HashIndex:
     """Maps (table, key) to a slot; slots are dense small numbers that are used again after a delete.
 
@@ -134,6 +170,8 @@ class HashIndex:
         self._free = np.empty(0, np.int64)
         self._free_count = 0
         self._used = 0
+        self.deletions = 0
+        """Grows whenever keys are removed: slots that were found before may belong to others after it."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -151,6 +189,22 @@ class HashIndex:
         with self._lock:
             _find_all(self._entries, self.slot_tables.rows, self.slot_keys.rows, tables, keys, slots)
         return slots
+
+    def settle(self, keys: np.ndarray, tables: np.ndarray, found: Found | None) -> np.ndarray:
+        """As `insert`, where an earlier `look` at the same keys has done most of it."""
+        if found is None or found.deletions != self.deletions:
+            return self.insert(keys, tables)
+        slots = found.slots
+        missing = np.flatnonzero(slots < 0)
+        if len(missing):
+            slots = slots.copy()
+            slots[missing] = self.insert(keys[missing], tables[missing])
+        return slots
+
+    def look(self, keys: np.ndarray, tables: np.ndarray) -> Found:
+        """As `find`, to be remembered for a later `settle`."""
+        deletions = self.deletions  # read first: what is removed meanwhile makes the find too old, never too young
+        return Found(self.find(keys, tables), deletions)
 
     def insert(self, keys: np.ndarray, tables: np.ndarray | None = None) -> np.ndarray:
         """The slot of every key; keys that were not there get one."""
@@ -185,6 +239,7 @@ class HashIndex:
         with self._lock:
             count = _delete_all(self._entries, self.slot_tables.rows, self.slot_keys.rows, tables, keys, freed)
             freed = freed[:count]
+            self.deletions += 1
             if self._free_count + count > len(self._free):
                 self._free = np.resize(self._free, max(2 * len(self._free), self._free_count + count))
             self._free[self._free_count : self._free_count + count] = freed

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from nestpipe.keys.dedup import firsts_of_pairs, number_firsts, tables_differ
-from nestpipe.keys.firsts import dense_limit, firsts_of_any, firsts_of_dense, scratch
+from nestpipe.keys.firsts import dense_limit, firsts_of_any, read_dense, scratch, store_dense
 from nestpipe.keys.mixing import hash_of, owner_from_hash, word_of
 
 
@@ -76,14 +76,11 @@ def order_by(majors, minors, major_count, minor_count):  # type: ignore[no-untyp
 
 
 @numba.njit(nogil=True, cache=True)
-def _make_words(keys, segment_ends, segment_tables, words):  # type: ignore[no-untyped-def]
-    """A word for each (table, key).  Where keys are dense in their tables, the tables are laid end to end and the words are
-    dense too, each pair its own (True); else words of two tables may be the same (False)."""
-    count = keys.shape[0]
-    limit = dense_limit(count)
+def _lowest_of_tables(keys, segment_ends, segment_tables):  # type: ignore[no-untyped-def]
+    """The least key of every table, and whether the keys of each are dense enough to be their own places."""
+    limit = dense_limit(keys.shape[0])
     tables = np.int64(segment_tables.max()) + 1 if len(segment_tables) else 0
     low, high = np.zeros(tables, np.int64), np.full(tables, -1, np.int64)
-    dense = True
     start = 0
     for s in range(segment_ends.shape[0]):
         end = segment_ends[s]
@@ -97,42 +94,55 @@ def _make_words(keys, segment_ends, segment_tables, words):  # type: ignore[no-u
                 least = min(least, low[t])
                 most = max(most, high[t])
             low[t], high[t] = least, most
-            dense = np.uint64(most) - np.uint64(least) < limit
-            if not dense:
-                break
+            if np.uint64(most) - np.uint64(least) >= limit:
+                return low, False
         start = end
-    bases = np.zeros(tables, np.uint64)
-    total = np.uint64(0)
+    return low, True
+
+
+@numba.njit(nogil=True, cache=True)
+def _firsts_by_table(keys, segment_ends, segment_tables, low, places, reps):  # type: ignore[no-untyped-def]
+    """One table after another, so that all share the same few places and these stay in the cache."""
+    words = keys.view(np.uint64)
+    one = np.zeros(segment_ends.shape[0], np.int32)
+    segments, ends = order_by(segment_tables, one, low.shape[0], 1)
+    begin = 0
+    for t in range(low.shape[0]):
+        least = np.uint64(low[t])
+        for k in range(ends[t, 0] - 1, begin - 1, -1):
+            s = segments[k]
+            store_dense(words, segment_ends[s - 1] if s else 0, segment_ends[s], least, places)
+        for k in range(begin, ends[t, 0]):
+            s = segments[k]
+            read_dense(words, segment_ends[s - 1] if s else 0, segment_ends[s], least, places, reps)
+        begin = ends[t, 0]
+
+
+@numba.njit(nogil=True, cache=True)
+def _firsts(keys, segment_ends, segment_tables, words, reps, losers, places):  # type: ignore[no-untyped-def]
+    """reps[i] = the least j with the same table and key."""
+    low, dense = _lowest_of_tables(keys, segment_ends, segment_tables)
     if dense:
-        for t in range(tables):
-            bases[t] = total - np.uint64(low[t])
-            total += np.uint64(high[t]) - np.uint64(low[t]) + np.uint64(1)
-        dense = total <= limit
+        _firsts_by_table(keys, segment_ends, segment_tables, low, places, reps)
+        return
+    tables = np.empty(keys.shape[0], np.uint16)
     start = 0
     for s in range(segment_ends.shape[0]):
-        t = segment_tables[s]
-        base = bases[t] if dense else word_of(t, 0)
-        for i in range(start, segment_ends[s]):
+        end = segment_ends[s]
+        tables[start:end] = segment_tables[s]
+        base = word_of(segment_tables[s], 0)
+        for i in range(start, end):
             words[i] = np.uint64(keys[i]) + base
-        start = segment_ends[s]
-    return dense
+        start = end
+    firsts_of_any(words, places, losers, reps)
+    if tables_differ(tables, reps):
+        firsts_of_pairs(tables, keys, reps)
 
 
 @numba.njit(nogil=True, cache=True)
 def _plan(keys, segment_ends, segment_tables, segment_micros, micros, workers, words, reps, losers, places):  # type: ignore[no-untyped-def]
     count = keys.shape[0]
-    dense = _make_words(keys, segment_ends, segment_tables, words)
-    if dense:
-        firsts_of_dense(words, np.uint64(0), places, reps)
-    else:
-        firsts_of_any(words, places, losers, reps)
-        tables = np.empty(count, np.uint16)
-        start = 0
-        for s in range(segment_ends.shape[0]):
-            tables[start : segment_ends[s]] = segment_tables[s]
-            start = segment_ends[s]
-        if tables_differ(tables, reps):
-            firsts_of_pairs(tables, keys, reps)
+    _firsts(keys, segment_ends, segment_tables, words, reps, losers, places)
     inverse = np.empty(count, np.int32)
     firsts = losers
     found = number_firsts(reps, firsts, inverse)

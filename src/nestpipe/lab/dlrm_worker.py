@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --nproc-per-node 2 -m nestpipe.lab.dlrm_worker --config FILE.json --out FILE.json
 
-The samples come from bench/peers/same_samples.py, which the peers read too.
+The samples come from bench/peers/same_samples.py and the turns from bench/peers/turns.py, which the peers read too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,23 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from nestpipe import Batch, KeyedJaggedTensor, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.keys import owners_of
 from nestpipe.models.dlrm import DLRM, DLRMConfig
+from nestpipe.models.timed import Timed, TimedConfig
+from nestpipe.tables.tiered import DiskTier
 
 PEERS = Path(__file__).parents[3] / "bench" / "peers"
+OURS: dict[str, Any] = {
+    "schedule": "serial",
+    "micro_batches": 1,
+    "compute_ms": None,  # DLRM's own; a number: the `timed` model takes so long
+    "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
+    "disk_path": tempfile.gettempdir(),
+}
+"""What only our own rungs know, beside the workload that peers share."""
 
 
 def batches(config: dict[str, Any], rank: int, same: Any) -> Iterator[Batch]:
@@ -52,11 +64,20 @@ def fill_tables(pipeline: TrainPipeline, config: dict[str, Any], same: Any) -> N
         store.writeback(tables[mine], keys[mine], values, np.zeros((len(values), store.group.state_width), np.float32))
 
 
-def run(config: dict[str, Any], world: World, same: Any) -> dict[str, Any]:
-    """Warm up, then the timed steps.  Returns this worker's figures."""
+def make_model(config: dict[str, Any]) -> nn.Module:
+    """DLRM, or a stand-in whose dense compute takes `compute_ms` and no CPU."""
+    names = [f"f{f}" for f in range(config["features"])]
+    if config["compute_ms"] is None:
+        settings = DLRMConfig(config["dim"], config["bottom"][:-1], config["top"][:-1])
+        return DLRM(settings, names, config["dense_features"])
+    third = config["compute_ms"] / 3
+    return Timed(TimedConfig(config["dim"], third, 2 * third, config["batch"]), names)
+
+
+def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str, Any]:
+    """Warm up, then the timed steps, turn by turn.  Returns this worker's figures."""
     torch.manual_seed(config["seed"])
-    settings = DLRMConfig(config["dim"], config["bottom"][:-1], config["top"][:-1])
-    model = DLRM(settings, [f"f{f}" for f in range(config["features"])], config["dense_features"])
+    model = make_model(config)
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config["dense_optimizer"]]
     pipeline = TrainPipeline(
         model,
@@ -65,31 +86,65 @@ def run(config: dict[str, Any], world: World, same: Any) -> dict[str, Any]:
         schedule=config["schedule"],
         micro_batches=config["micro_batches"],
         seed=config["seed"],
+        tier=DiskTier(config["disk_path"], config["dram_rows"]) if config["dram_rows"] else None,
         world=world,
     )
     fill_tables(pipeline, config, same)
     data = batches(config, world.rank, same)
+    turns.wait(0)
     losses = [_step(pipeline, data) for _ in range(config["warmup"])]
-    step_ms = []
-    busy, sent = dict(pipeline.engine.timeline.busy), pipeline.sparse.traffic.bytes_sent
-    if world.size > 1:
-        dist.barrier()
-    cpu, start = time.process_time(), time.perf_counter()
-    last = start
-    for _ in range(config["steps"]):
-        losses.append(_step(pipeline, data))
-        now = time.perf_counter()
-        step_ms.append(1000 * (now - last))
-        last = now
-    steps = config["steps"]
+    turns.done(0)
+    timeline, stages = pipeline.engine.timeline, Stages()
+    step_s: list[list[float]] = []
+    window_s, cpu_s, sent = [], [], 0
+    for turn in range(1, config["turns"] + 1):
+        turns.wait(turn)
+        losses.append(_step(pipeline, data))  # finds the caches full of others' data: not timed
+        timeline.restart()
+        already = pipeline.sparse.traffic.bytes_sent
+        if world.size > 1:
+            dist.barrier()
+        cpu, start = time.process_time(), time.perf_counter()
+        step_s.append([])
+        last = start
+        for _ in range(config["steps"]):
+            losses.append(_step(pipeline, data))
+            now = time.perf_counter()
+            step_s[-1].append(now - last)
+            last = now
+        stages.add(timeline.report())
+        pipeline.settle()  # what was read ahead must not be free of charge, running while others have their turn
+        window_s.append(time.perf_counter() - start)
+        cpu_s.append(time.process_time() - cpu)
+        sent += pipeline.sparse.traffic.bytes_sent - already
+        turns.done(turn)
+    pipeline.close()
     return {
-        "window_s": last - start,
-        "cpu_s": time.process_time() - cpu,
-        "step_ms": step_ms,
+        "step_s": step_s,
+        "window_s": window_s,
+        "cpu_s": cpu_s,
         "losses": losses,
-        "stage_ms": {stage: 1e3 * (s - busy[stage]) / steps for stage, s in pipeline.engine.timeline.busy.items()},
-        "bytes_sent": (pipeline.sparse.traffic.bytes_sent - sent) / steps,
+        "stages": stages.mean(),
+        "bytes_sent": sent / (config["steps"] * config["turns"]),
     }
+
+
+class Stages:
+    """The mean of the timeline's reports of all turns."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[str, float]] = {}
+        self._turns = 0
+
+    def add(self, report: dict[str, dict[str, float]]) -> None:
+        self._turns += 1
+        for stage, kinds in report.items():
+            sums = self._sums.setdefault(stage, dict.fromkeys(kinds, 0.0))
+            for kind, ms in kinds.items():
+                sums[kind] += ms
+
+    def mean(self) -> dict[str, dict[str, float]]:
+        return {stage: {kind: ms / self._turns for kind, ms in sums.items()} for stage, sums in self._sums.items()}
 
 
 def _step(pipeline: TrainPipeline, data: Iterator[Batch]) -> float:
@@ -101,36 +156,30 @@ def _step(pipeline: TrainPipeline, data: Iterator[Batch]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the report; its folder is where turns are given")
     arguments = parser.parse_args()
     sys.path.insert(0, str(PEERS))
     import same_samples  # type: ignore[import-not-found]
+    import turns  # type: ignore[import-not-found]
 
-    config = {
-        **same_samples.DEFAULTS,
-        "schedule": "serial",
-        "micro_batches": 1,
-        **json.loads(arguments.config.read_text()),
-    }
+    config = {**same_samples.DEFAULTS, **OURS, **json.loads(arguments.config.read_text())}
     torch.set_num_threads(1)
     world = World.join()
-    figures = run(config, world, same_samples)
+    figures = run(config, world, same_samples, turns.Turns(arguments.out.parent, world.rank))
     ranks: list[Any] = [figures]
     if world.size > 1:
         ranks = [None] * world.size
         dist.all_gather_object(ranks, figures)
     if world.rank == 0:
-        window_s = [rank["window_s"] for rank in ranks]
         report = {
             "system": "nestpipe-" + config["schedule"],
             "workers": world.size,
-            "step_ms_by_rank": [rank["step_ms"] for rank in ranks],
-            "window_s_by_rank": window_s,
+            "step_s_by_rank": [rank["step_s"] for rank in ranks],
+            "window_s_by_rank": [rank["window_s"] for rank in ranks],
             "cpu_s_by_rank": [rank["cpu_s"] for rank in ranks],
-            "samples_per_s": world.size * config["batch"] * config["steps"] / max(window_s),
             "first_losses": figures["losses"][:10],
             "final_loss": figures["losses"][-1],
-            "stage_ms_by_rank": [rank["stage_ms"] for rank in ranks],
+            "stages_by_rank": [rank["stages"] for rank in ranks],
             "bytes_sent_by_rank": [rank["bytes_sent"] for rank in ranks],
             "config": config,
         }

@@ -1,22 +1,28 @@
-"""Ladders: rungs of one workload run side by side, interleaved, and compared by their slowest worker.
+"""Ladders: rungs of one workload run side by side, in turns of a few steps, and compared by their slowest worker.
 
-A rung is a worker program under torchrun, ours or a peer's, that reads a JSON config and writes a JSON report.  Every repeat runs
-all rungs once, so that a noisy minute of the machine hits all of them alike.
+A rung is a worker program under torchrun, ours or a peer's, that reads a JSON config, trains when its turn comes
+(bench/peers/turns.py) and writes a JSON report.  All rungs are alive at once, so that a noisy minute of the machine hits all of
+them alike; ratios are taken within a round.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nestpipe.train.recipe import build
 
@@ -24,8 +30,11 @@ REPOSITORY = Path(__file__).parents[3]
 LADDERS = REPOSITORY / "bench"
 PEER_SCRIPTS = {"torchrec": LADDERS / "peers" / "torchrec_dlrm.py"}
 PEER_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
-RUNG_SECONDS = 600.0
-"""A rung that takes longer is given up."""
+TURN_SECONDS = 300.0
+"""A rung whose turn takes longer is given up."""
+STOP_SECONDS = 10.0
+START_SHARE = 5
+"""Starting a rung takes as long as so many turns, for the estimate."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,9 @@ class Ladder:
     rungs: list[Rung]
     workload: dict[str, Any] = field(default_factory=dict)
     workers: int = 2
-    repeats: int = 5
+    rounds: int = 12
+    against: list[str] = field(default_factory=list)
+    """Rungs that all others are compared with."""
 
 
 class BenchError(RuntimeError):
@@ -65,7 +76,7 @@ def load_ladder(name: str) -> Ladder:
     rungs = [Rung(r["name"], r.get("set", {}), r.get("peer")) for r in values.pop("rungs")]
     workload = values.pop("workload", {})
     plain = build(_Plain, values, name)
-    return Ladder(plain.title, plain.worker, rungs, workload, plain.workers, plain.repeats)
+    return Ladder(plain.title, plain.worker, rungs, workload, plain.workers, plain.rounds, plain.against)
 
 
 @dataclass(frozen=True)
@@ -73,87 +84,138 @@ class _Plain:
     title: str
     worker: str
     workers: int = 2
-    repeats: int = 5
+    rounds: int = 12
+    against: list[str] = field(default_factory=list)
 
 
-def run_ladder(ladder: Ladder, peers: list[str], repeats: int, tell: Callable[[float, str], None]) -> dict[str, Any]:
-    """Runs all rungs `repeats` times, interleaved.  Returns per rung the step times, their median and spread, and ratios."""
+def run_ladder(ladder: Ladder, peers: list[str], rounds: int, tell: Callable[[float, str], None]) -> dict[str, Any]:
+    """Starts all rungs, then lets each train once in every round.  Returns per rung the step times, their spread, and ratios."""
     rungs = [rung for rung in ladder.rungs if rung.peer is None or rung.peer in peers]
     for peer in peers:
         if peer not in PEER_SCRIPTS:
             raise BenchError(f"no peer {peer!r}; there are {', '.join(PEER_SCRIPTS)}")
         if not PEER_PYTHON.is_file():
             raise BenchError(f"{peer} is not installed: run `make bench-peers` first")
-    reports: dict[str, list[dict[str, Any]]] = {rung.name: [] for rung in rungs}
-    for repeat in range(repeats):
-        for number, rung in enumerate(rungs):
-            tell((repeat * len(rungs) + number) / (repeats * len(rungs)), f"repeat {repeat + 1}/{repeats}: {rung.name}")
-            reports[rung.name].append(_run(ladder, rung))
-    return {
-        "title": ladder.title,
-        "workers": ladder.workers,
-        "repeats": repeats,
-        "rungs": [_summary(rung, reports[rung.name]) for rung in rungs],
-    }
+    total = len(rungs) * (START_SHARE + rounds)
+    with contextlib.ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="nestpipe-bench-")))
+        started: list[RunningRung] = []
+        for rung in rungs:
+            tell(len(started) * START_SHARE / total, f"starting {rung.name}")
+            started.append(RunningRung(ladder, rung, rounds, folder / str(len(started))))
+            running.callback(started[-1].stop)
+            started[-1].train(0)
+        for turn in range(1, rounds + 1):
+            for number, one in enumerate(started):
+                done = START_SHARE * len(rungs) + (turn - 1) * len(rungs) + number
+                tell(done / total, f"round {turn}/{rounds}: {one.rung.name}")
+                one.train(turn)
+        reports = [one.report() for one in started]
+    return summarise(ladder, rungs, reports, rounds)
 
 
-def _run(ladder: Ladder, rung: Rung) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="nestpipe-bench-") as folder:
-        config, out = Path(folder) / "config.json", Path(folder) / "out.json"
-        config.write_text(json.dumps({**ladder.workload, **rung.set}))
+class RunningRung:
+    """The workers of one rung, alive until `stop`.  They train when told to and sleep in between."""
+
+    def __init__(self, ladder: Ladder, rung: Rung, rounds: int, folder: Path) -> None:
+        self.rung, self.folder, self.workers = rung, folder, ladder.workers
+        folder.mkdir()
+        config, self._out = folder / "config.json", folder / "out.json"
+        config.write_text(json.dumps({**ladder.workload, **rung.set, "turns": rounds}))
         python, program = (sys.executable, ["-m", ladder.worker])
         if rung.peer is not None:
             python, program = str(PEER_PYTHON), [str(PEER_SCRIPTS[rung.peer])]
-        command = [
-            python,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(ladder.workers),
-            "--standalone",
-            *program,
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        try:
-            done = subprocess.run(
-                [*command, "--config", str(config), "--out", str(out)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=RUNG_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"rung {rung.name!r} did not end within {RUNG_SECONDS:g} s") from None
-        if done.returncode or not out.is_file():
-            last = (
-                [line for line in done.stderr.splitlines() if "Error" in line]
-                or done.stderr.splitlines()
-                or ["no word"]
-            )
-            raise BenchError(f"rung {rung.name!r} failed with exit code {done.returncode}: {last[0].strip()}")
-        report: dict[str, Any] = json.loads(out.read_text())
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ladder.workers), "--standalone"]
+        self._log = (folder / "log").open("w+")
+        self._process = subprocess.Popen(
+            [python, *launcher, *program, "--config", str(config), "--out", str(self._out)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def train(self, turn: int) -> None:
+        """One turn; returns when all workers are done with it."""
+        (self.folder / f"turn-{turn}").touch()
+        self._wait(lambda: all((self.folder / f"done-{turn}-{rank}").exists() for rank in range(self.workers)))
+
+    def report(self) -> dict[str, Any]:
+        self._wait(lambda: self._process.poll() is not None)
+        if self._process.returncode or not self._out.is_file():
+            raise self._failed()
+        report: dict[str, Any] = json.loads(self._out.read_text())
         return report
 
+    def stop(self) -> None:
+        """Ends what still runs, workers and launcher."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        self._log.close()
 
-def _summary(rung: Rung, reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """The slowest worker's mean step time of each repeat; their median, least and most."""
-    steps = [len(report["step_ms_by_rank"][0]) for report in reports]
-    step_ms = [1e3 * max(report["window_s_by_rank"]) / n for report, n in zip(reports, steps)]
-    cpu_ms = [1e3 * max(report["cpu_s_by_rank"]) / n for report, n in zip(reports, steps)]
+    def _wait(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TURN_SECONDS
+        while not until():
+            if self._process.poll():
+                raise self._failed()
+            if time.monotonic() > deadline:
+                raise BenchError(f"rung {self.rung.name!r} did not end its turn within {TURN_SECONDS:g} s")
+            time.sleep(0.01)
+
+    def _failed(self) -> BenchError:
+        self._log.seek(0)
+        lines = self._log.read().splitlines()
+        told = [line for line in lines if "Error" in line] or lines or ["no word"]
+        return BenchError(
+            f"rung {self.rung.name!r} failed with exit code {self._process.returncode}: {told[0].strip()}"
+        )
+
+
+def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+    summaries = [_summary(rung, report) for rung, report in zip(rungs, reports)]
+    by_name = {summary["name"]: summary["step_ms_all"] for summary in summaries}
+    for summary in summaries:
+        summary["ratios"] = {
+            name: _spread([theirs / ours for theirs, ours in zip(by_name[name], summary["step_ms_all"])])
+            for name in ladder.against
+            if name in by_name
+        }
+    return {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries}
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(middle), "low": float(low), "high": float(high)}
+
+
+def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
+    """Of the slowest worker, per turn: the median step, which a stall of the machine does not move, and the mean."""
+    config = report["config"]
+    steps = config["steps"]
+    step_ms = [1e3 * max(statistics.median(rank) for rank in turn) for turn in zip(*report["step_s_by_rank"])]
+    mean_ms = [1e3 * max(turn) / steps for turn in zip(*report["window_s_by_rank"])]
+    cpu_ms = [1e3 * max(turn) / steps for turn in zip(*report["cpu_s_by_rank"])]
+    middle = statistics.median(step_ms)
     summary = {
         "name": rung.name,
         "peer": rung.peer,
-        "step_ms": statistics.median(step_ms),
+        "step_ms": middle,
         "step_ms_all": step_ms,
+        "mean_ms_all": mean_ms,
         "cpu_ms": statistics.median(cpu_ms),
-        "samples_per_s": statistics.median(report["samples_per_s"] for report in reports),
-        "first_losses": reports[0]["first_losses"],
+        "samples_per_s": 1e3 * report["workers"] * config["batch"] / statistics.median(mean_ms),
+        "first_losses": report["first_losses"],
     }
-    if "stage_ms_by_rank" in reports[0]:
-        stages = reports[0]["stage_ms_by_rank"][0]
-        summary["stage_ms"] = {
-            stage: statistics.median(max(rank[stage] for rank in report["stage_ms_by_rank"]) for report in reports)
-            for stage in stages
+    if "stages_by_rank" in report:
+        ranks = report["stages_by_rank"]
+        summary["stages"] = {
+            stage: {kind: max(rank.get(stage, {}).get(kind, 0.0) for rank in ranks) for kind in kinds}
+            for stage, kinds in ranks[0].items()
         }
-        summary["bytes_sent"] = statistics.median(max(report["bytes_sent_by_rank"]) for report in reports)
+        summary["bytes_sent"] = max(report["bytes_sent_by_rank"])
     return summary

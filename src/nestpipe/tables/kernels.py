@@ -13,9 +13,12 @@ import numba
 import numpy as np
 
 from nestpipe.keys.mixing import mix
+from nestpipe.keys.native import prefetch_to_read
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _S11 = np.uint64(11)
+_AHEAD = 16
+_LINE = 64
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
@@ -42,10 +45,22 @@ def first_values(rows, missing, keys, tables, table_seeds, normal, scales):  # t
             rows[i, d] = scales[t] * x
 
 
+@numba.njit(nogil=True, cache=True, inline="always")
+def _prefetch_row(rows, at):  # type: ignore[no-untyped-def]
+    """Asks for a row that will be touched soon: rows lie all over memory, and one miss after another is a long wait."""
+    if at >= 0:
+        start = np.uint64(at) * np.uint64(rows.shape[1])
+        for d in range(0, rows.shape[1], _LINE // rows.itemsize):
+            prefetch_to_read(rows, start + np.uint64(d))
+
+
 @numba.njit(nogil=True, cache=True)
 def gather(source, index, target):  # type: ignore[no-untyped-def]
     """target[i] = source[index[i]]; rows with a negative index are left alone."""
-    for i in range(index.shape[0]):
+    count = index.shape[0]
+    for i in range(count):
+        if i + _AHEAD < count:
+            _prefetch_row(source, index[i + _AHEAD])
         j = index[i]
         if j >= 0:
             for d in range(source.shape[1]):
@@ -55,7 +70,10 @@ def gather(source, index, target):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True, cache=True)
 def scatter(source, index, target):  # type: ignore[no-untyped-def]
     """target[index[i]] = source[i]."""
-    for i in range(index.shape[0]):
+    count = index.shape[0]
+    for i in range(count):
+        if i + _AHEAD < count:
+            _prefetch_row(target, index[i + _AHEAD])
         j = index[i]
         for d in range(source.shape[1]):
             target[j, d] = source[i, d]

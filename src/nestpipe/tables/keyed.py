@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from nestpipe.keys.index import HashIndex
+from nestpipe.keys.index import Found, HashIndex
 from nestpipe.keys.mixing import mix
 from nestpipe.tables import kernels
 from nestpipe.tables.group import TableGroup
@@ -28,12 +28,25 @@ class KeyedRows(ABC):
         self._scales = np.array([t.init_scale for t in group.tables], np.float64)
 
     @abstractmethod
-    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
-        """Fills values [R, D] and state [R, S] for every key; a key without a row gets its first value and zero state."""
+    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> Found:
+        """Fills values [R, D] and state [R, S] for every key; a key without a row gets its first value and zero state.
+
+        Returns where the rows were, for `writeback`.
+        """
 
     @abstractmethod
-    def writeback(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
-        """Stores values and state of every key (no key twice); keys without a row get one."""
+    def writeback(
+        self,
+        tables: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        state: np.ndarray,
+        found: Found | None = None,
+    ) -> None:
+        """Stores values and state of every key (no key twice); keys without a row get one.
+
+        `found`: what `retrieve` of the same keys returned; without it every key is looked up once more.
+        """
 
     @abstractmethod
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab, machine_bytes
 from nestpipe.tables import kernels
 from nestpipe.tables.group import TableGroup
@@ -26,15 +27,24 @@ class RowStore(KeyedRows):
         self.values = Slab(group.dtype, (group.dim,), max_rows)
         self.state = Slab(group.dtype, (group.state_width,), max_rows)
 
-    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
-        slots = self.index.find(keys, tables)
+    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> Found:
+        found = self.index.look(keys, tables)
+        slots = found.slots
         kernels.gather(self.values.rows, slots, values)
         if state.shape[1]:
             kernels.gather(self.state.rows, slots, state)
         self._begin(slots, tables, keys, values, state)
+        return found
 
-    def writeback(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
-        slots = self.index.insert(keys, tables)
+    def writeback(
+        self,
+        tables: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        state: np.ndarray,
+        found: Found | None = None,
+    ) -> None:
+        slots = self.index.settle(keys, tables, found)
         self.values.reserve(self.index.slots_used)
         kernels.scatter(values, slots, self.values.rows)
         if state.shape[1]:

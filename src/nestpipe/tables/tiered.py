@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab
 from nestpipe.tables import disk_kernels, kernels
 from nestpipe.tables.clock import Clock
@@ -78,11 +79,12 @@ class TieredRowStore(KeyedRows):
         )
         self._lock = threading.Lock()
 
-    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> Found:
         with self._lock:
-            rows = self.index.find(keys, tables)
-            self._fetch(rows, values, state)
-        self._begin(rows, tables, keys, values, state)
+            found = self.index.look(keys, tables)
+            self._fetch(found.slots, values, state)
+        self._begin(found.slots, tables, keys, values, state)
+        return found
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values = np.empty((len(slots), self.group.dim), self.group.dtype)
@@ -91,13 +93,20 @@ class TieredRowStore(KeyedRows):
             self._fetch(slots, values, state)
         return values, state
 
-    def writeback(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+    def writeback(
+        self,
+        tables: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        state: np.ndarray,
+        found: Found | None = None,
+    ) -> None:
         """Stores values and state of every key (no key twice); all of them go to DRAM, as far as it holds them.
 
         On a DiskTierError the store is as it was before the call.
         """
         with self._lock:
-            rows = self.index.insert(keys, tables)
+            rows = self.index.settle(keys, tables, found)
             try:
                 self._where.reserve(self.index.slots_used)
                 self._put(rows, values, state)
