@@ -35,19 +35,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(arguments)
     try:
-        code = int(args.command(args, arguments) or 0)
-        if "RANK" in os.environ:
-            # A worker that is done ends here and now: gloo's own threads may still be in C++ when Python takes itself apart.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        return code
+        return _leave(int(args.command(args, arguments) or 0))
     except KeyboardInterrupt:
         _restore_terminal()
         print("nestpipe: interrupted; all workers were ended", file=sys.stderr)
-        return 130
+        return _leave(130)
     except Exception as error:
-        return _fail(error)
+        return _leave(_fail(error))
+
+
+def _leave(code: int) -> int:
+    """Ends a worker and its launcher here and now: threads of gloo and of torch's launcher may still be in C++, or wait for one
+    another, when Python takes itself apart.  Once in a few hundred runs that never ended."""
+    if "RANK" in os.environ or "NESTPIPE_REPORTS" in os.environ:  # the latter: this process has launched workers
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _fail(error: Exception) -> int:
