@@ -26,6 +26,8 @@ def bench(args: argparse.Namespace) -> int:
     console.print(_steps(result))
     if any("stages" in rung for rung in result["rungs"]):
         console.print(_stages(result))
+    for hidden in result["hidden"]:
+        console.print(_told(hidden))
     write_json(args.json, result)
     return 0
 
@@ -44,6 +46,17 @@ def _steps(result: dict[str, Any]) -> Table:
         ratios = ["{median:.2f} ({low:.2f} - {high:.2f})".format(**rung["ratios"][name]) for name in against]
         table.add_row(rung["name"], *row, *ratios)
     return table
+
+
+def _told(hidden: dict[str, Any]) -> str:
+    stages = " and ".join(hidden["stages"])
+    return (
+        f"{stages}: {hidden['exposed']!r} exposes {hidden['exposed_ms']:.1f} ms a step, {hidden['hidden']!r} "
+        f"{hidden['still_exposed_ms']:.1f}: {hidden['hidden_share']:.1%} hidden. "
+        f"Step times: {hidden['slower_ms']:.1f} ms more than "
+        f"{hidden['without'][0]!r}, {hidden['still_slower_ms']:.1f} more than {hidden['without'][1]!r}: "
+        f"{hidden['hidden_share_of_step']:.1%}"
+    )
 
 
 def _stages(result: dict[str, Any]) -> Table:

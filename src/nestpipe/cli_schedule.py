@@ -25,6 +25,7 @@ Prints a schedule: which lane does what, and when, by a virtual clock with nomin
   nestpipe schedule dbp                              the grid, for 6 batches
   nestpipe schedule dbp --micro 4 --check            is it exactly serial, whatever the keys?  Exit 1 if not
   nestpipe schedule dbp --svg dbp.svg --trace dbp.json
+  nestpipe schedule run.json --batches 3 --svg run.svg   a real run instead, from what `train --trace run.json` wrote
 """
 
 
@@ -36,12 +37,13 @@ def add(commands: Any) -> None:
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("schedule", metavar="S", help="such as serial or dbp")
+    parser.add_argument("schedule", metavar="S", help="such as serial or dbp; or the trace of a run, FILE.json")
     parser.add_argument("--batches", default="6", metavar="B", help="how many batches; default 6")
     parser.add_argument("--micro", default="1", metavar="N", help="micro-batches per batch; default 1")
     parser.add_argument("--check", action="store_true", help="prove it exact against serial, or say what breaks it")
     parser.add_argument("--svg", metavar="FILE", help="draw it here, to scale")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev here")
+    parser.add_argument("--worker", default="0", metavar="W", help="of a real run: whose lanes; default 0")
     parser.add_argument("--json", metavar="FILE", help="write actions, times and the proof here ('-': standard output)")
     parser.set_defaults(command=_schedule)
 
@@ -52,6 +54,8 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.schedule.clock import nominal, run
 
     name = args.schedule
+    if name.endswith(".json"):
+        return _draw_run(args)
     if name not in BUILDERS:
         raise ValueError(f"the schedule must be one of {', '.join(BUILDERS)}, not {name!r}")
     batches = _number("--batches", args.batches, MOST_BATCHES)
@@ -79,9 +83,30 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
     return code
 
 
-def _number(flag: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
-        raise ValueError(f"{flag} must be a whole number from 1 to {most}, not {text!r}")
+def _draw_run(args: argparse.Namespace) -> int:
+    """A few batches in the middle of a real run, as they ran."""
+    from nestpipe.schedule.draw_svg import svg
+    from nestpipe.schedule.read_trace import excerpt, read_trace
+
+    for flag in ("check", "trace", "json"):
+        if getattr(args, flag):
+            raise ValueError(f"--{flag} is for a schedule; {args.schedule} is a run's trace, which --svg draws")
+    worker = _number("--worker", args.worker, 10**6, least=0)
+    batches = _number("--batches", args.batches, MOST_BATCHES)
+    _check_place("--svg", args.svg)
+    spans = excerpt(read_trace(Path(args.schedule), worker), batches)
+    end = max(s.stop for s in spans)
+    title = f"{Path(args.schedule).stem}, worker {worker}: {batches} batch{'es' if batches > 1 else ''} in {end:.1f} ms"
+    console = Console()
+    _print_grid(console, [s for s in spans if s.stop - s.start > end / 200], title, "milliseconds of a real run")
+    if args.svg:
+        Path(args.svg).write_text(svg(spans, title, "milliseconds", to_fit=True), encoding="utf-8")
+    return 0
+
+
+def _number(flag: str, text: str, most: int, least: int = 1) -> int:
+    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+        raise ValueError(f"{flag} must be a whole number from {least} to {most}, not {text!r}")
     return int(text)
 
 
@@ -95,10 +120,10 @@ def _check_place(flag: str, place: str | None) -> None:
         raise ValueError(f"{flag} {place} cannot be written: {why}")
 
 
-def _print_grid(console: Console, spans: Sequence[ClockSpan], title: str) -> None:
+def _print_grid(console: Console, spans: Sequence[ClockSpan], title: str, clock: str = "nominal costs") -> None:
     from nestpipe.schedule.draw import grid
 
-    console.print(f"{title}; nominal costs", highlight=False, soft_wrap=True)
+    console.print(f"{title}; {clock}", highlight=False, soft_wrap=True)
     for line in grid(spans, console.width, plain=not console.encoding.startswith("utf")):
         console.print(line, soft_wrap=True)
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,21 @@ class Rung:
 
 
 @dataclass(frozen=True)
+class Hides:
+    """How much of what one rung exposes of some stages another one hides.
+
+    Told twice: by the timelines, and by the step times, each compared with a rung that has nothing to hide.  The latter also
+    counts what the hidden work takes away from the compute that it hides behind.
+    """
+
+    stages: list[str]
+    exposed: str
+    hidden: str
+    without: list[str]
+    """The same two rungs with nothing to hide."""
+
+
+@dataclass(frozen=True)
 class Ladder:
     title: str
     worker: str
@@ -57,6 +72,7 @@ class Ladder:
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     """Rungs that all others are compared with."""
+    hides: list[Hides] = field(default_factory=list)
 
 
 class BenchError(RuntimeError):
@@ -75,8 +91,9 @@ def load_ladder(name: str) -> Ladder:
     values = tomllib.loads(path.read_text())
     rungs = [Rung(r["name"], r.get("set", {}), r.get("peer")) for r in values.pop("rungs")]
     workload = values.pop("workload", {})
+    hides = [Hides(**h) for h in values.pop("hides", [])]
     plain = build(_Plain, values, name)
-    return Ladder(plain.title, plain.worker, rungs, workload, plain.workers, plain.rounds, plain.against)
+    return Ladder(plain.title, plain.worker, rungs, workload, plain.workers, plain.rounds, plain.against, hides)
 
 
 @dataclass(frozen=True)
@@ -185,7 +202,29 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
             for name in ladder.against
             if name in by_name
         }
-    return {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries}
+    hidden = [_hidden(hides, summaries) for hides in ladder.hides]
+    return {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
+
+
+def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    rungs = {summary["name"]: summary for summary in summaries}
+    exposed_ms, left_ms = (
+        sum(rungs[name]["stages"].get(stage, {}).get("exposed_ms", 0.0) for stage in hides.stages)
+        for name in (hides.exposed, hides.hidden)
+    )
+    slower_ms, still_slower_ms = (
+        float(np.median(np.subtract(rungs[name]["step_ms_all"], rungs[without]["step_ms_all"])))
+        for name, without in zip((hides.exposed, hides.hidden), hides.without)
+    )
+    return {
+        **asdict(hides),
+        "exposed_ms": exposed_ms,
+        "still_exposed_ms": left_ms,
+        "hidden_share": 1 - left_ms / max(exposed_ms, 1e-9),
+        "slower_ms": slower_ms,
+        "still_slower_ms": still_slower_ms,
+        "hidden_share_of_step": 1 - still_slower_ms / max(slower_ms, 1e-9),
+    }
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -27,11 +27,14 @@ LETTER = 5.7
 """Pixels of an average letter at size 10, on the safe side."""
 
 
-def svg(spans: Sequence[Timed], title: str, clock: str) -> str:
-    """The picture.  `clock` says what its time is; it begins at 0 and ends with the last span."""
+def svg(spans: Sequence[Timed], title: str, clock: str, to_fit: bool = False) -> str:
+    """The picture.  `clock` says what its time is; it begins at 0 and ends with the last span.
+
+    `to_fit`: of a real run, some of whose actions take a thousandth of others: the picture does not grow to show them.
+    """
     end = max((s.stop for s in spans), default=1.0)
     narrowest = min((s.stop - s.start for s in spans if s.stop > s.start), default=end)
-    scale = max((LEAST_WIDTH - LEFT - RIGHT) / end, LEAST_BOX / narrowest)
+    scale = max((LEAST_WIDTH - LEFT - RIGHT) / end, 0.0 if to_fit else LEAST_BOX / narrowest)
     lanes = [lane for lane in LANES if any(s.action.lane == lane for s in spans)]
     several = any(s.action.micro > 0 for s in spans)
     width, height = LEFT + end * scale + RIGHT, TOP + ROW * len(lanes) + BOTTOM
