@@ -35,7 +35,9 @@ def test_a_run_leaves_recipe_metrics_and_summary(tmp_path: Path) -> None:
     assert recipe["data"]["samples"] == 2000 and recipe["pipeline"]["micro_batches"] == 4
     lines = [json.loads(line) for line in (command.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8, 12, 16, 20, 20]
-    assert all({"loss", "samples", "seconds", "samples_per_s"} <= line.keys() for line in lines[:-1])
+    assert all({"loss", "samples", "seconds", "samples_per_s", "memory"} <= line.keys() for line in lines[:-1])
+    memory = lines[0]["memory"]
+    assert 0 < memory["table_bytes"] < memory["resident_bytes"] and memory["rows"] > 0 and memory["buffer_bytes"] > 0
     assert lines[-1]["eval"] == summary["metrics"]
 
     expected = {"recipe": "dlrm", "workers": 1, "micro_batches": 4, "steps": 20, "samples": 2000}

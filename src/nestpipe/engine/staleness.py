@@ -51,6 +51,9 @@ class Ledger:
         for buffer in flight.buffers:
             buffer.state[:, -1] = flight.number + 1
 
+    def nbytes(self) -> int:
+        return sum(index.nbytes() + 8 * index.slots_used for index in self._index)
+
 
 def _left_by(stamp: int) -> str:
     return f"batch {stamp - 1} left it" if stamp else "it began"

@@ -16,6 +16,7 @@ from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_s
 from nestpipe.train.digest import digest
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
+from nestpipe.train.memory import memory_of
 from nestpipe.train.metrics import ClickMetrics
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.rundir import RunDirectory
@@ -49,7 +50,7 @@ def train(
             if pace.count(step):
                 pipeline.engine.timeline.restart()
             if pace.steps % recipe.train.log_every == 0:
-                directory.log({"step": pace.steps, **pace.window(world)})
+                directory.log({"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)})
             if recipe.eval.every and pace.steps % recipe.eval.every == 0:
                 with pace.paused():
                     metrics = evaluate(pipeline, held_out, recipe.eval)

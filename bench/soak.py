@@ -1,0 +1,94 @@
+"""A long run on the disk tier with tables that grow and every read verified: is memory flat, is any read stale?
+
+    python bench/soak.py [--minutes 30] [--schedule dbp] [--path DIR]
+
+Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0's resident memory without what its tables and
+the ledger of versions say they use: those grow with every new key, by its index entry and its whereabouts.  After a third of the time the rest must
+stay as it is: the trend over the last two thirds must not take more than 2 % of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--schedule", default="dbp")
+    parser.add_argument("--path", default=tempfile.gettempdir(), help="a directory on the disk to use")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="nestpipe-soak-", dir=args.path) as folder:
+        run = Path(folder) / "run"
+        settings = {
+            "data.ids": 400_000,
+            "data.samples": 10**10,
+            "tables.disk_path": folder,
+            "tables.dram_rows": 200_000,
+            "train.log_every": 50,
+            "train.steps": 10**7,
+        }
+        command = [sys.executable, "-m", "nestpipe", "train", "timed", "--schedule", args.schedule]
+        command += ["--check", "staleness", "--quiet", "--run", str(run)]
+        command += [f"--set={key}={value}" for key, value in settings.items()]
+        process = subprocess.Popen(command)
+        try:
+            return watch(process, run / "metrics.jsonl", time.monotonic() + 60 * args.minutes)
+        finally:
+            if process.poll() is None:
+                process.send_signal(2)
+                process.wait(30)
+
+
+def watch(process: subprocess.Popen[bytes], metrics: Path, until: float) -> int:
+    told = 0
+    while time.monotonic() < until:
+        time.sleep(2)
+        if process.poll() is not None:
+            print(f"the run ended by itself with exit code {process.returncode}: a failure")
+            return 1
+        lines = read(metrics)
+        if len(lines) // 20 > told:
+            told = len(lines) // 20
+            print(in_words(lines[-1]), flush=True)
+    lines = read(metrics)
+    print(in_words(lines[-1]))
+    rest = np.array([own(line) for line in lines[len(lines) // 3 :]])
+    steps = np.array([line["step"] for line in lines[len(lines) // 3 :]])
+    slope = np.polyfit(steps, rest, 1)[0]
+    drift = slope * (steps[-1] - steps[0]) / rest.mean()
+    print(
+        f"{lines[-1]['step']} steps with every read verified and none stale; resident memory beside tables and ledger "
+        f"{rest.mean():.1f} MB ({rest.min():.1f} to {rest.max():.1f}) over the last two thirds, trend {drift:+.2%}"
+    )
+    return int(drift > 0.02)
+
+
+def read(metrics: Path) -> list[dict]:
+    return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+
+def own(line: dict) -> float:
+    """MB of a process beside its tables and the ledger of versions."""
+    memory = line["memory"]
+    return (memory["resident_bytes"] - memory["table_bytes"] - memory["ledger_bytes"]) / 1e6
+
+
+def in_words(line: dict) -> str:
+    memory = line["memory"]
+    return (
+        f"step {line['step']:6d}  {memory['rows'] / 1e6:.2f} M rows on worker 0  tables {memory['table_bytes'] / 1e6:.1f} MB  "
+        f"all else {own(line):.1f} MB  {line['samples_per_s']:,.0f} samples/s"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
