@@ -3,8 +3,8 @@
     python bench/soak.py [--minutes 30] [--schedule dbp] [--path DIR]
 
 Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0's resident memory without what its tables and
-the ledger of versions say they use: those grow with every new key, by its index entry and its whereabouts.  After a third of the time the rest must
-stay as it is: the trend over the last two thirds must not take more than 2 % of it.
+the ledger of versions say they use: those grow with every new key, by its index entry and its whereabouts.  After a third of the
+time the rest must stay as it is: the trend over the last two thirds must not take more than 2 % of it.
 """
 
 from __future__ import annotations
