@@ -1,20 +1,20 @@
-"""`nestpipe verify` over a grid: models x optimizers x workers x DRAM or disk, each 200 steps against serial, bit for bit.
+"""`verify` over a grid: models x optimizers x workers x DRAM or disk x schedules, each 200 steps against serial, bit for bit.
 
     python bench/verify_grid.py [--schedule dbp] [--steps 200] [--workers 1 2 3 4] [--micro 1]
 
-Models and batches are small, so that a run is mostly schedule; tables go to disk with room for a few rows in DRAM.
+Models and batches are small, so that a run is mostly schedule; tables go to disk with room for a few rows in DRAM.  The workers
+of one size are started once and go through all settings; a setting is what `nestpipe verify` does.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 MODELS = {
     "dlrm": ["data.features=4", "data.hot=[1,1,2,3]", "data.ids=300", "model.dim=8", "model.bottom=[8]", "model.top=[8]"],
@@ -24,38 +24,59 @@ MODELS = {
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--schedule", default="dbp")
+    parser.add_argument("--schedule", nargs="+", default=["dbp"])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--micro", type=int, nargs="+", default=[1])
-    args = parser.parse_args()
-    grid = list(itertools.product(args.workers, MODELS, OPTIMIZERS, ("dram", "disk"), args.micro))
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    if "RANK" in os.environ:
+        return go_through(args)
+    failed = []
+    for workers in args.workers:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        if subprocess.run([sys.executable, *launcher, *sys.argv], env=environment).returncode:
+            failed.append(workers)
+    print(f"not equal with {failed} workers" if failed else "all equal, bit for bit")
+    return 1 if failed else 0
+
+
+def go_through(args: argparse.Namespace) -> int:
+    """All settings of one number of workers; the same on each of them."""
+    from nestpipe.cli import RECIPES
+    from nestpipe.comm.world import World
+    from nestpipe.data.kinds import KINDS as DATA
+    from nestpipe.models.kinds import KINDS as MODEL_KINDS
+    from nestpipe.train.recipe import load_recipe
+    from nestpipe.train.verify import verify
+
+    world = World.join(timeout=120)
+    grid = list(itertools.product(MODELS, OPTIMIZERS, ("dram", "disk"), args.schedule, args.micro))
     different, started = 0, time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nestpipe-grid-") as folder:
-        for number, (workers, model, optimizer, tier, micro) in enumerate(grid, start=1):
-            out = Path(folder) / "result.json"
+        for number, (model, optimizer, tier, schedule, micro) in enumerate(grid, start=1):
             settings = [*MODELS[model], f"tables.optimizer={optimizer}", "train.batch_size=16", "train.epochs=none"]
-            settings += [f"pipeline.micro_batches={micro}", "tables.lr=0.02"]
+            settings += [f"pipeline.micro_batches={micro}", "tables.lr=0.02", f"pipeline.schedule={schedule}"]
             if tier == "disk":
                 settings += [f"tables.disk_path={folder}", "tables.dram_rows=40"]
-            command = [sys.executable, "-m", "nestpipe", "verify", model, "--quiet", "--json", str(out)]
-            command += ["--schedule", args.schedule, "--workers", str(workers), "--steps", str(args.steps)]
-            done = subprocess.run([*command, *(f"--set={s}" for s in settings)], capture_output=True, text=True)
-            if done.returncode not in (0, 1) or not out.is_file():
-                print(done.stderr, file=sys.stderr)
-                return 2
-            result = json.loads(out.read_text())
-            out.unlink()
+            recipe = load_recipe(model, settings, DATA, MODEL_KINDS, RECIPES)
+            result = verify(recipe, args.steps, world, lambda done, what: None)
             different += not result["equal"]
             verdict = "equal" if result["equal"] else result["first_difference"]["text"]
-            rows = result["compared"]["rows"]
             left = (time.perf_counter() - started) / number * (len(grid) - number)
-            print(f"{workers} workers  {model:5} {optimizer:16} {tier:5} N={micro}  {result['steps']} steps  {rows:6} rows  "
-                  f"{verdict}  ({left:.0f} s left)", flush=True)  # fmt: skip
-    print(f"{len(grid) - different} of {len(grid)} equal, bit for bit")
-    return 1 if different else 0
+            if world.rank == 0:
+                print(f"{world.size} workers  {model:5} {optimizer:16} {tier:5} {schedule:6} N={micro}  {result['steps']} steps"
+                      f"  {result['compared']['rows']:6} rows  {verdict}  ({left:.0f} s left)", flush=True)  # fmt: skip
+    world.leave()
+    if world.rank == 0:
+        print(f"{world.size} workers: {len(grid) - different} of {len(grid)} equal, bit for bit", flush=True)
+    os._exit(1 if different else 0)  # gloo's threads may still be at work when Python takes itself apart
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def _fail_as_worker(error: Exception) -> int:
 FAILURES = {
     "nestpipe.comm.errors.PeerLost",
     "nestpipe.lab.ladder.BenchError",
+    "nestpipe.lab.network.LabError",
     "nestpipe.pipeline.NotFinite",
     "nestpipe.train.launch.LaunchError",
 }
@@ -152,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--peers", action="append", default=[], metavar="P", help="peers to measure beside: torchrec")
     bench.add_argument(
         "--rounds", type=int, metavar="N", help="turns that each rung takes; default what the ladder says"
+    )
+    bench.add_argument(
+        "--link",
+        default="none",
+        metavar="RATE",
+        help="a host per worker in network namespaces, with links of this rate, such as 500mbit (needs root); none: loopback",
     )
     bench.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
     bench.set_defaults(command=_bench)

@@ -21,7 +21,8 @@ def bench(args: argparse.Namespace) -> int:
     if rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
     with Display(args.ladder) as display:
-        result = run_ladder(ladder, args.peers, rounds, display.show)
+        link = None if args.link == "none" else args.link
+        result = run_ladder(ladder, args.peers, rounds, display.show, link)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(_steps(result))
     if any("stages" in rung for rung in result["rungs"]):
@@ -35,7 +36,8 @@ def bench(args: argparse.Namespace) -> int:
 def _steps(result: dict[str, Any]) -> Table:
     """Step times, and how many times faster than each rung that others are compared with: median and quartiles over rounds."""
     rungs = result["rungs"]
-    title = f"{result['title']}; {result['workers']} workers, {result['rounds']} rounds"
+    link = f" on links of {result['link']}" if result["link"] else ""
+    title = f"{result['title']}; {result['workers']} workers{link}, {result['rounds']} rounds"
     table = Table(title=title, title_justify="left")
     against = list(rungs[0]["ratios"])
     for column in ("rung", "ms/step", "least - most", "CPU ms", "samples/s", *(f"x {name}" for name in against)):

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from nestpipe.lab.network import Network, remove_abandoned
 from nestpipe.train.recipe import build
 
 REPOSITORY = Path(__file__).parents[3]
@@ -33,6 +34,8 @@ PEER_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
 TURN_SECONDS = 300.0
 """A rung whose turn takes longer is given up."""
 STOP_SECONDS = 10.0
+FIRST_PORT = 29_600
+"""Of the first rung's workers, on hosts of their own."""
 START_SHARE = 5
 """Starting a rung takes as long as so many turns, for the estimate."""
 
@@ -105,8 +108,13 @@ class _Plain:
     against: list[str] = field(default_factory=list)
 
 
-def run_ladder(ladder: Ladder, peers: list[str], rounds: int, tell: Callable[[float, str], None]) -> dict[str, Any]:
-    """Starts all rungs, then lets each train once in every round.  Returns per rung the step times, their spread, and ratios."""
+def run_ladder(
+    ladder: Ladder, peers: list[str], rounds: int, tell: Callable[[float, str], None], link: str | None = None
+) -> dict[str, Any]:
+    """Starts all rungs, then lets each train once in every round.  Returns per rung the step times, their spread, and ratios.
+
+    `link`: one worker per host in a lab whose links have this rate; None: all on loopback.
+    """
     rungs = [rung for rung in ladder.rungs if rung.peer is None or rung.peer in peers]
     for peer in peers:
         if peer not in PEER_SCRIPTS:
@@ -116,10 +124,14 @@ def run_ladder(ladder: Ladder, peers: list[str], rounds: int, tell: Callable[[fl
     total = len(rungs) * (START_SHARE + rounds)
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="nestpipe-bench-")))
+        network = None
+        if link is not None:
+            remove_abandoned()
+            network = running.enter_context(Network(ladder.workers, link))
         started: list[RunningRung] = []
         for rung in rungs:
             tell(len(started) * START_SHARE / total, f"starting {rung.name}")
-            started.append(RunningRung(ladder, rung, rounds, folder / str(len(started))))
+            started.append(RunningRung(ladder, rung, rounds, folder / str(len(started)), network))
             running.callback(started[-1].stop)
             started[-1].train(0)
         for turn in range(1, rounds + 1):
@@ -128,57 +140,76 @@ def run_ladder(ladder: Ladder, peers: list[str], rounds: int, tell: Callable[[fl
                 tell(done / total, f"round {turn}/{rounds}: {one.rung.name}")
                 one.train(turn)
         reports = [one.report() for one in started]
-    return summarise(ladder, rungs, reports, rounds)
+        for one, report in zip(started, reports):
+            report["wire_bytes"] = one.wire_bytes
+    return {**summarise(ladder, rungs, reports, rounds), "link": link}
 
 
 class RunningRung:
     """The workers of one rung, alive until `stop`.  They train when told to and sleep in between."""
 
-    def __init__(self, ladder: Ladder, rung: Rung, rounds: int, folder: Path) -> None:
-        self.rung, self.folder, self.workers = rung, folder, ladder.workers
+    def __init__(self, ladder: Ladder, rung: Rung, rounds: int, folder: Path, network: Network | None = None) -> None:
+        self.rung, self.folder, self.workers, self._network = rung, folder, ladder.workers, network
+        self.wire_bytes: list[int] = []
+        """Per turn: what the busiest host sent, headers and all."""
         folder.mkdir()
         config, self._out = folder / "config.json", folder / "out.json"
         config.write_text(json.dumps({**ladder.workload, **rung.set, "turns": rounds}))
         python, program = (sys.executable, ["-m", ladder.worker])
         if rung.peer is not None:
             python, program = str(PEER_PYTHON), [str(PEER_SCRIPTS[rung.peer])]
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ladder.workers), "--standalone"]
+        program = [*program, "--config", str(config), "--out", str(self._out)]
         self._log = (folder / "log").open("w+")
-        self._process = subprocess.Popen(
-            [python, *launcher, *program, "--config", str(config), "--out", str(self._out)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        launcher = [python, "-m", "torch.distributed.run"]
+        if network is None:
+            command = [*launcher, "--nproc-per-node", str(ladder.workers), "--standalone", *program]
+            self._processes = [self._start(command, "lo")]
+            return
+        port = str(FIRST_PORT + int(folder.name))
+        launcher += ["--nnodes", str(ladder.workers), "--nproc-per-node", "1"]
+        launcher += ["--master-addr", network.hosts[0].address, "--master-port", port]
+        self._processes = [
+            self._start(host.command([*launcher, "--node-rank", str(rank), *program]), host.interface)
+            for rank, host in enumerate(network.hosts)
+        ]
+
+    def _start(self, command: list[str], interface: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+        return subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log, start_new_session=True)
 
     def train(self, turn: int) -> None:
         """One turn; returns when all workers are done with it."""
+        before = self._network.bytes_sent() if self._network else []
         (self.folder / f"turn-{turn}").touch()
         self._wait(lambda: all((self.folder / f"done-{turn}-{rank}").exists() for rank in range(self.workers)))
+        if self._network and turn:
+            sent = (after - already for after, already in zip(self._network.bytes_sent(), before))
+            self.wire_bytes.append(max(sent))
 
     def report(self) -> dict[str, Any]:
-        self._wait(lambda: self._process.poll() is not None)
-        if self._process.returncode or not self._out.is_file():
+        self._wait(lambda: all(process.poll() is not None for process in self._processes))
+        if any(process.returncode for process in self._processes) or not self._out.is_file():
             raise self._failed()
         report: dict[str, Any] = json.loads(self._out.read_text())
         return report
 
     def stop(self) -> None:
         """Ends what still runs, workers and launcher."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
+        running = [process for process in self._processes if process.poll() is None]
+        for process in running:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in running:
             try:
-                self._process.wait(STOP_SECONDS)
+                process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         self._log.close()
 
     def _wait(self, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + TURN_SECONDS
         while not until():
-            if self._process.poll():
+            if any(process.poll() for process in self._processes):
                 raise self._failed()
             if time.monotonic() > deadline:
                 raise BenchError(f"rung {self.rung.name!r} did not end its turn within {TURN_SECONDS:g} s")
@@ -188,9 +219,8 @@ class RunningRung:
         self._log.seek(0)
         lines = self._log.read().splitlines()
         told = [line for line in lines if "Error" in line] or lines or ["no word"]
-        return BenchError(
-            f"rung {self.rung.name!r} failed with exit code {self._process.returncode}: {told[0].strip()}"
-        )
+        code = next((process.returncode for process in self._processes if process.returncode), 0)
+        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {told[0].strip()}")
 
 
 def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
@@ -250,6 +280,8 @@ def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
         "samples_per_s": 1e3 * report["workers"] * config["batch"] / statistics.median(mean_ms),
         "first_losses": report["first_losses"],
     }
+    if report.get("wire_bytes"):
+        summary["wire_bytes"] = statistics.median(report["wire_bytes"]) / (steps + 1)  # one step of a turn is not timed
     if "stages_by_rank" in report:
         ranks = report["stages_by_rank"]
         summary["stages"] = {

@@ -4,14 +4,21 @@ from collections.abc import Callable
 
 from nestpipe.schedule.action import LANES, STAGES, Action
 from nestpipe.schedule.dbp import dbp
+from nestpipe.schedule.fwp import fwp
+from nestpipe.schedule.nested import nested
 from nestpipe.schedule.serial import serial
 
-BUILDERS: dict[str, Callable[[int, int, int], list[Action]]] = {"serial": serial, "dbp": dbp}
+BUILDERS: dict[str, Callable[[int, int, int], list[Action]]] = {
+    "serial": serial,
+    "dbp": dbp,
+    "fwp": fwp,
+    "nested": nested,
+}
 """Name to builder: builder(step, micro_batches, start) gives the actions that one step issues, in order.
 
 `start` is the first step since the pipeline was last empty: nothing before it is waited for."""
 
-LOOKING_AHEAD = ("dbp",)
+LOOKING_AHEAD = ("dbp", "nested")
 """Schedules that retrieve rows of a batch before the one before it has updated them."""
 
 
@@ -21,4 +28,4 @@ def build(name: str, batches: int, micro_batches: int) -> list[Action]:
     return [action for step in steps for action in step if action.batch < batches]
 
 
-__all__ = ["BUILDERS", "LANES", "LOOKING_AHEAD", "STAGES", "Action", "build", "dbp", "serial"]
+__all__ = ["BUILDERS", "LANES", "LOOKING_AHEAD", "STAGES", "Action", "build", "dbp", "fwp", "nested", "serial"]

@@ -41,17 +41,20 @@ def _early(stage: str, batch: int, start: int) -> Action:
     return act(stage, batch, waits=tuple(waits))
 
 
+def sync(step: int, start: int) -> Action:
+    """Waits for this batch's rows and for the update of the last one's, then copies what both touch."""
+    waits: list[Name] = [("retrieve", step, -1)]
+    if step == start:
+        return act("sync", step, waits=tuple(waits))
+    action = act("sync", step, waits=(*waits, ("update", step - 1, -1), ("step", step - 1, -1)))
+    return replace(action, effects=(*action.effects, *shared_rows(step)))
+
+
 def stage_five(step: int, micro_batches: int, start: int) -> list[Action]:
     """From `sync` to `writeback` of one batch, its micro-batches one after another."""
     t = step
-    waits: list[Name] = [("retrieve", t, -1)]
-    if t > start:
-        waits += [("update", t - 1, -1), ("step", t - 1, -1)]
-    sync = act("sync", t, waits=tuple(waits))
-    if t > start:
-        sync = replace(sync, effects=(*sync.effects, *shared_rows(t)))
-    actions = [sync]
-    before: Name = sync.name
+    actions = [sync(t, start)]
+    before: Name = actions[0].name
     for m in range(micro_batches):
         actions += [
             act("embed", t, m, waits=(before,)),

@@ -1,0 +1,12 @@
+"""Both at once: later batches are prepared as in `dbp`, and the micro-batches of this one overlap as in `fwp`."""
+
+from __future__ import annotations
+
+from nestpipe.schedule.action import Action
+from nestpipe.schedule.dbp import early, sync
+from nestpipe.schedule.fwp import window
+
+
+def nested(step: int, micro_batches: int, start: int = 0) -> list[Action]:
+    """The actions that step `step` issues."""
+    return [*early(step, start), sync(step, start), *window(step, micro_batches)]

@@ -1,0 +1,140 @@
+"""Ladders: rungs take turns, ratios are taken within a round, and nothing of a ladder outlives it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from nestpipe.lab.ladder import BenchError, Hides, Ladder, Rung, RunningRung, load_ladder, run_ladder, summarise
+from nestpipe.lab.network import LabError, Network, known, remove_abandoned
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def ladder(*rungs: Rung, workers: int = 1) -> Ladder:
+    return Ladder("sleep", "lab_worker", list(rungs), {"step_s": 0.01}, workers, 3, [rungs[0].name])
+
+
+def rung(name: str, **settings: object) -> Rung:
+    return Rung(name, {"name": name, **settings})
+
+
+def test_rungs_take_turns(tmp_path: Path) -> None:
+    """Every rung trains once in every round, and only when its turn has come."""
+    slow, fast = rung("slow", step_s=0.04), rung("fast", step_s=0.01)
+    both = [RunningRung(ladder(slow, fast), r, 2, tmp_path / str(i)) for i, r in enumerate((slow, fast))]
+    try:
+        for turn in range(3):
+            for one in both:
+                one.train(turn)
+        reports = [one.report() for one in both]
+    finally:
+        for one in both:
+            one.stop()
+    assert (tmp_path / "order").read_text().split("\n")[:-1] == ["slow 1", "fast 1", "slow 2", "fast 2"]
+    result = summarise(ladder(slow, fast), [slow, fast], reports, 2)
+    assert [r["ratios"]["slow"]["median"] for r in result["rungs"]] == [1.0, pytest.approx(4.0)]
+
+
+def test_a_ladder_compares_the_slowest_workers() -> None:
+    result = run_ladder(ladder(rung("one"), rung("two", step_s=0.02), workers=2), [], 2, lambda done, what: None)
+    assert [r["step_ms"] for r in result["rungs"]] == [pytest.approx(20.0), pytest.approx(40.0)]
+    assert result["rungs"][1]["ratios"]["one"]["median"] == pytest.approx(0.5)
+
+
+def test_a_rung_that_fails_is_named_and_all_others_end() -> None:
+    """One line with the rung and its error, and no process is left."""
+    with pytest.raises(BenchError, match=r"rung 'bad' failed with exit code 1: .*this rung was made to fail"):
+        run_ladder(ladder(rung("good"), rung("bad", fails_at=2)), [], 3, lambda done, what: None)
+    deadline = time.monotonic() + 10
+    while (left := workers_left()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def workers_left() -> list[str]:
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    return [line for line in found.splitlines() if "lab_worker" in line]
+
+
+def test_what_is_hidden() -> None:
+    """Told by the timelines and by step times: 40 of 50 ms a step are hidden, and the step gets 15 ms longer instead of 50."""
+
+    def report(step_ms: float, exposed_ms: float) -> dict[str, object]:
+        stages = {"retrieve": {"busy_ms": 50.0, "hidden_ms": 50.0 - exposed_ms, "exposed_ms": exposed_ms}}
+        times = [[[step_ms / 1e3] for _ in range(3)]]
+        flat = [[step_ms / 1e3] * 3]
+        return {
+            "workers": 1,
+            "config": {"steps": 1, "batch": 10},
+            "step_s_by_rank": times,
+            "window_s_by_rank": flat,
+            "cpu_s_by_rank": flat,
+            "first_losses": [],
+            "stages_by_rank": [stages],
+            "bytes_sent_by_rank": [0],
+        }
+
+    rungs = [rung(name) for name in ("serial", "dbp", "serial disk", "dbp disk")]
+    hides = Hides(["retrieve"], "serial disk", "dbp disk", ["serial", "dbp"])
+    plan = Ladder("t", "w", rungs, hides=[hides])
+    reports = [report(100, 0), report(100, 0), report(150, 50), report(115, 10)]
+    hidden = summarise(plan, rungs, reports, 3)["hidden"][0]
+    assert hidden["hidden_share"] == pytest.approx(0.8)
+    assert hidden["hidden_share_of_step"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "dlrm-disk"])
+def test_shipped_ladders_can_be_read(name: str) -> None:
+    """And name only rungs that they have."""
+    shipped = load_ladder(name)
+    names = {r.name for r in shipped.rungs}
+    assert set(shipped.against) <= names
+    assert all({h.exposed, h.hidden, *h.without} <= names for h in shipped.hides)
+
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")),
+    reason="network namespaces need root and iproute2",
+)
+
+
+@needs_root
+def test_a_lab_is_made_and_removed() -> None:
+    """Hosts reach one another, what they send is counted, and everything is gone afterwards."""
+    with Network(2, "500mbit") as network:
+        listen = "import socket; c, _ = socket.create_server(('', 7000)).accept(); print(len(c.makefile('rb').read()))"
+        send = f"import socket; socket.create_connection(('{network.hosts[0].address}', 7000)).sendall(bytes(100000))"
+        server = subprocess.Popen(network.hosts[0].command(["python3", "-c", listen]), stdout=subprocess.PIPE)
+        time.sleep(0.5)
+        subprocess.run(network.hosts[1].command(["python3", "-c", send]), timeout=20, check=True)
+        assert server.communicate(timeout=20)[0] == b"100000\n"
+        assert network.bytes_sent()[1] > 100_000
+        assert network.name in [other.name for other in known()]
+    left = subprocess.run("ip -br link; ip netns", shell=True, capture_output=True, text=True).stdout
+    assert network.name not in left and network.name not in [other.name for other in known()]
+
+
+@needs_root
+def test_a_lab_whose_maker_died_is_removed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    Network(1, None, name="npabad", owner=gone.pid).up()
+    assert remove_abandoned() == ["npabad"]
+    assert "npabad" not in subprocess.run("ip -br link; ip netns", shell=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rate"), [(0, None), (1000, None), (2, "fast"), (2, "500"), (2, "0mbit"), (2, "5mbit; rm")]
+)
+def test_what_is_no_lab(hosts: int, rate: str | None) -> None:
+    with pytest.raises(LabError, match=r"hosts|rate"):
+        Network(hosts, rate)
