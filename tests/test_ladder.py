@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nestpipe.cli import main
 from nestpipe.lab.ladder import BenchError, Hides, Ladder, Rung, RunningRung, load_ladder, run_ladder, summarise
 from nestpipe.lab.network import LabError, Network, known, remove_abandoned
 
@@ -138,3 +139,15 @@ def test_a_lab_whose_maker_died_is_removed() -> None:
 def test_what_is_no_lab(hosts: int, rate: str | None) -> None:
     with pytest.raises(LabError, match=r"hosts|rate"):
         Network(hosts, rate)
+
+
+@needs_root
+def test_lab_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """`lab up` stays after the command has ended, and `lab down` removes it; other interfaces are left alone."""
+    before = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout
+    assert main(["lab", "up", "--hosts", "2", "--link", "100mbit"]) == 0
+    name = capsys.readouterr().out.split(":")[0]
+    assert remove_abandoned() == [] and main(["lab", "ls"]) == 0
+    assert f"{name}: 2 hosts, links 100mbit" in capsys.readouterr().out
+    assert main(["lab", "down"]) == 0 and f"{name} removed" in capsys.readouterr().out
+    assert subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout == before
