@@ -1,0 +1,167 @@
+"""Key-centric clustering: which samples of a batch go into the same micro-batch, so that they share as many keys as can be.
+
+Micro-batches stay of equal size and every sample is in exactly one, so what is trained is the same mean over the same samples.
+Worth it where rows travel once per micro-batch; with window dedup they travel once per batch whatever the clustering.
+
+The way, chosen by measurement (docs/log.md): samples sorted by the commonest of their keys that fits into one micro-batch give a
+first division; then every sample in turn moves to where most of its keys are, with some slack in the sizes, since with none a
+sample that leaves finds every other part full; at the end parts that are too large give up what they miss least.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import torch
+
+from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import KeyedJaggedTensor
+from nestpipe.keys.dedup import dedup_pairs
+
+PASSES = 3
+SLACK = 0.2
+
+
+def cluster(batch: Batch, parts: int) -> list[Batch]:
+    """As `batch.split(parts)`, with samples that share keys together.  The same batch gives the same parts, always."""
+    if parts == 1 or len(batch) <= parts:
+        return batch.split(parts)
+    chosen = part_of_samples(batch.sparse_features, parts)
+    order = np.argsort(chosen, kind="stable")
+    ends = np.cumsum(np.bincount(chosen, minlength=parts))
+    return [batch.select(torch.from_numpy(part)) for part in np.split(order, ends[:-1])]
+
+
+def part_of_samples(features: KeyedJaggedTensor, parts: int) -> np.ndarray:
+    """The part of each sample; sizes differ by at most one."""
+    samples, count = features.stride(), len(features.keys())
+    lengths = features.lengths().numpy()
+    per_feature = lengths.reshape(count, samples).sum(1)
+    names = np.repeat(np.arange(count, dtype=np.uint16), per_feature)
+    _, _, inverse = dedup_pairs(names, np.ascontiguousarray(features.values().numpy(), np.int64))
+    sizes = np.diff([samples * part // parts for part in range(parts + 1)])
+    unique = int(inverse.max()) + 1 if len(inverse) else 0
+    return _cluster(inverse, features.offsets().numpy(), samples, count, unique, sizes, PASSES, SLACK)
+
+
+@numba.njit(nogil=True, cache=True)
+def _shared_keys(inverse, offsets, samples, features, counts):  # type: ignore[no-untyped-def]
+    """Sample by sample, its keys that others have too: (ends, keys)."""
+    ends = np.empty(samples, np.int64)
+    keys = np.empty(inverse.shape[0], np.int32)
+    total = 0
+    for b in range(samples):
+        for f in range(features):
+            for j in range(offsets[f * samples + b], offsets[f * samples + b + 1]):
+                if counts[inverse[j]] > 1:
+                    keys[total] = inverse[j]
+                    total += 1
+        ends[b] = total
+    return ends, keys[:total]
+
+
+@numba.njit(nogil=True, cache=True)
+def _first_parts(ends, keys, counts, sizes):  # type: ignore[no-untyped-def]
+    """Samples sorted by their pivot, the commonest of their keys that has room in one part; then dealt out in order."""
+    samples, room = ends.shape[0], sizes.min()
+    pivots = np.full(samples, np.int64(1) << 40, np.int64)
+    start = 0
+    for b in range(samples):
+        most = 0
+        for j in range(start, ends[b]):
+            if most < counts[keys[j]] <= room:
+                most = counts[keys[j]]
+                pivots[b] = keys[j]
+        start = ends[b]
+    parts = np.empty(samples, np.int64)
+    part, filled = 0, 0
+    for b in np.argsort(pivots, kind="mergesort"):
+        while filled == sizes[part]:
+            part += 1
+            filled = 0
+        parts[b] = part
+        filled += 1
+    return parts
+
+
+@numba.njit(nogil=True, cache=True)
+def _overlaps(keys, start, end, there, overlap):  # type: ignore[no-untyped-def]
+    """overlap[p] = how many of a sample's keys are in part p."""
+    overlap[:] = 0
+    for j in range(start, end):
+        for p in range(overlap.shape[0]):
+            overlap[p] += there[keys[j], p] > 0
+
+
+@numba.njit(nogil=True, cache=True)
+def _move(keys, start, end, there, part, by):  # type: ignore[no-untyped-def]
+    for j in range(start, end):
+        there[keys[j], part] += by
+
+
+@numba.njit(nogil=True, cache=True)
+def _cluster(inverse, offsets, samples, features, unique, sizes, passes, slack):  # type: ignore[no-untyped-def]
+    parts_count = sizes.shape[0]
+    counts = np.zeros(unique, np.int64)
+    for i in range(inverse.shape[0]):
+        counts[inverse[i]] += 1
+    ends, keys = _shared_keys(inverse, offsets, samples, features, counts)
+    parts = _first_parts(ends, keys, counts, sizes)
+    there = np.zeros((unique, parts_count), np.int32)
+    held = np.zeros(parts_count, np.int64)
+    for b in range(samples):
+        _move(keys, ends[b - 1] if b else 0, ends[b], there, parts[b], 1)
+        held[parts[b]] += 1
+    overlap = np.empty(parts_count, np.int64)
+    most = np.int64(np.ceil(sizes.max() * (1 + slack)))
+    for _ in range(passes):
+        for b in range(samples):
+            start, end, old = ends[b - 1] if b else 0, ends[b], parts[b]
+            _move(keys, start, end, there, old, -1)
+            held[old] -= 1
+            _overlaps(keys, start, end, there, overlap)
+            best = old
+            for p in range(parts_count):
+                more = overlap[p] > overlap[best] or (overlap[p] == overlap[best] and held[p] < held[best])
+                if held[p] < most and more:
+                    best = p
+            parts[b] = best
+            held[best] += 1
+            _move(keys, start, end, there, best, 1)
+    _even_out(ends, keys, parts, sizes, held, there, overlap)
+    return parts
+
+
+@numba.njit(nogil=True, cache=True)
+def _even_out(ends, keys, parts, sizes, held, there, overlap):  # type: ignore[no-untyped-def]
+    """Moves samples out of parts that are too large, those first that lose least by it."""
+    losses = np.empty(ends.shape[0], np.int64)
+    for p in range(sizes.shape[0]):
+        if held[p] <= sizes[p]:
+            continue
+        members = np.flatnonzero(parts == p)
+        for m in range(members.shape[0]):
+            b = members[m]
+            start, end = ends[b - 1] if b else 0, ends[b]
+            _move(keys, start, end, there, p, -1)
+            _overlaps(keys, start, end, there, overlap)
+            _move(keys, start, end, there, p, 1)
+            elsewhere = np.int64(-1)
+            for q in range(sizes.shape[0]):
+                if held[q] < sizes[q]:
+                    elsewhere = max(elsewhere, overlap[q])
+            losses[m] = overlap[p] - elsewhere
+        order = np.argsort(losses[: members.shape[0]], kind="mergesort")
+        for m in range(held[p] - sizes[p]):
+            b = members[order[m]]
+            start, end = ends[b - 1] if b else 0, ends[b]
+            _move(keys, start, end, there, p, -1)
+            held[p] -= 1
+            _overlaps(keys, start, end, there, overlap)
+            best = -1
+            for q in range(sizes.shape[0]):
+                if held[q] < sizes[q] and q != p and (best < 0 or overlap[q] > overlap[best]):
+                    best = q
+            parts[b] = best
+            held[best] += 1
+            _move(keys, start, end, there, best, 1)
