@@ -93,7 +93,7 @@ def test_what_is_hidden() -> None:
     assert hidden["hidden_share_of_step"] == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "dlrm-disk"])
+@pytest.mark.parametrize("name", ["dlrm", "dlrm-disk", "dlrm-link"])
 def test_shipped_ladders_can_be_read(name: str) -> None:
     """And name only rungs that they have."""
     shipped = load_ladder(name)

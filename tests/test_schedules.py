@@ -97,9 +97,9 @@ def trained(
     }
 
 
-def both(world: World, steps: Steps, optimizer: str, micro_batches: int, schedule: str) -> bool:
-    serial = trained(world, steps, "serial", optimizer, micro_batches)
-    return serial == trained(world, steps, schedule, optimizer, micro_batches)
+def both(world: World, steps: Steps, optimizer: str, micro_batches: int, schedule: str, clustering: bool) -> bool:
+    serial = trained(world, steps, "serial", optimizer, micro_batches, clustering=clustering)
+    return serial == trained(world, steps, schedule, optimizer, micro_batches, clustering=clustering)
 
 
 def keys(draw: st.DrawFn, pool: list[int], most: int) -> list[int]:
@@ -133,11 +133,14 @@ def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
     st.sampled_from(list(OPTIMIZERS)),
     st.sampled_from([1, 3, 5]),
     st.sampled_from([name for name in BUILDERS if name != "serial"]),
+    st.booleans(),
 )
-def test_bit_for_bit(drawn: tuple[int, Steps], optimizer: str, micro_batches: int, schedule: str) -> None:
+def test_bit_for_bit(
+    drawn: tuple[int, Steps], optimizer: str, micro_batches: int, schedule: str, clustering: bool
+) -> None:
     """Promise 1: any overlap of consecutive batches, any optimizer, 1 to 3 workers, empty and uneven batches, any schedule."""
     workers, steps = drawn
-    assert all(run(workers, both, steps, optimizer, micro_batches, schedule))
+    assert all(run(workers, both, steps, optimizer, micro_batches, schedule, clustering))
 
 
 EVERY_OTHER: Steps = [[[100 * (t % 2), 100 * (t % 2) + 1, t], [100 * (t % 2), 50 + t]] for t in range(8)]

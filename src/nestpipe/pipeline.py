@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
+from nestpipe.data.clustering import cluster, compile_clustering
 from nestpipe.embedding import View, attach_collections, collections_in
 from nestpipe.engine.dense import DenseReplica
 from nestpipe.engine.engine import CALLERS_LANE, Engine
@@ -65,6 +66,7 @@ class TrainPipeline:
         *,
         schedule: str = "serial",
         micro_batches: int = 1,
+        clustering: bool = False,
         seed: int = 0,
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
@@ -92,6 +94,7 @@ class TrainPipeline:
         self.world = world or World.join()
         self.schedule = schedule
         self.micro_batches = micro_batches
+        self.clustering = clustering
         self.clip_norm = clip_norm
         self.table_rate = table_rate
         self.dense_rate = dense_rate
@@ -108,6 +111,8 @@ class TrainPipeline:
         )
         self.sparse.before_lookup = self.settle
         compile_kernels(self.sparse.groups, tier)
+        if clustering:
+            compile_clustering()
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)
         self._base_rates = [group["lr"] for group in dense_optimizer.param_groups] if dense_optimizer else []
@@ -263,7 +268,8 @@ class TrainPipeline:
         if batch is None:
             self._exhausted = True  # not asked again: some iterators begin anew
         else:
-            flight.micros = batch.split(self.micro_batches)
+            split = cluster if self.clustering else Batch.split
+            flight.micros = split(batch, self.micro_batches)
 
     def _sync(self, flight: Flight, micro: int) -> None:
         if flight.load_error is not None:

@@ -44,6 +44,11 @@ def part_of_samples(features: KeyedJaggedTensor, parts: int) -> np.ndarray:
     return _cluster(inverse, features.offsets().numpy(), samples, count, unique, sizes, PASSES, SLACK)
 
 
+def compile_clustering() -> None:
+    """So that the first batch does not wait for a compiler."""
+    part_of_samples(KeyedJaggedTensor(["f"], torch.tensor([1, 1, 2, 2]), lengths=torch.ones(4, dtype=torch.int64)), 2)
+
+
 @numba.njit(nogil=True, cache=True)
 def _shared_keys(inverse, offsets, samples, features, counts):  # type: ignore[no-untyped-def]
     """Sample by sample, its keys that others have too: (ends, keys)."""

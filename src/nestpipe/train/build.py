@@ -74,6 +74,7 @@ def make_pipeline(
         sparse_optimizer(recipe.tables),
         schedule=recipe.pipeline.schedule,
         micro_batches=recipe.pipeline.micro_batches,
+        clustering=recipe.pipeline.clustering,
         seed=recipe.train.seed,
         clip_norm=recipe.train.clip_norm,
         table_rate=recipe.tables.rates().factor,

@@ -126,9 +126,11 @@ class PipelineSection:
     """In which order a step's work is done; the result is the same for all."""
 
     schedule: str = "serial"
-    """Name of the schedule: serial or dbp."""
+    """Name of the schedule: serial, dbp, fwp or nested."""
     micro_batches: int = 1
-    """Micro-batches in a batch; rounding depends on it, and on nothing else in this section."""
+    """Micro-batches in a batch; rounding depends on it and on clustering, and on nothing else in this section."""
+    clustering: bool = False
+    """Put samples that share keys into the same micro-batch."""
 
     def __post_init__(self) -> None:
         _at_least("pipeline.micro_batches", self.micro_batches, 1)
