@@ -52,6 +52,7 @@ class Exchange:
         """
         if self.world.size == 1:
             return
+        assert self.group is not None
         pending: list[tuple[int, dist.Work]] = []
         peer = -1
         try:
@@ -59,10 +60,10 @@ class Exchange:
             for distance in range(1, self.world.size):
                 peer = (self.world.rank - distance) % self.world.size
                 incoming = self._pieces(receives[peer])
-                pending.extend((peer, dist.irecv(piece, peer, group=self.group)) for piece in incoming)
+                pending.extend((peer, self.group.recv([piece], peer, 0)) for piece in incoming)
                 peer = (self.world.rank + distance) % self.world.size
                 outgoing = self._pieces(sends[peer])
-                pending.extend((peer, dist.isend(piece, peer, group=self.group)) for piece in outgoing)
+                pending.extend((peer, self.group.send([piece], peer, 0)) for piece in outgoing)
             for waited_for, work in pending:
                 peer = waited_for
                 work.wait(self._deadline)

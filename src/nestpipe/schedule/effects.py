@@ -49,52 +49,66 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
     data, routes, grads = ("data", t), ("routes", t), ("grads", t)
     window, window_grads, arrived = ("window", t), ("window grads", t), ("arrived", t)
     dense, dense_grads, verdict = ("dense",), ("dense grads",), ("verdict", t)
-    return {
-        "load": (Effect("read", ("source",)), Effect("write", data), Effect("add", ("source",))),
-        "move": (Effect("add", data),),
-        "route": (Effect("read", data), Effect("write", routes)),
-        "retrieve": (
-            Effect("read", routes),
-            *(Effect("copy", new, old, batches=mine) for old, new in zip(STORE, (values, state))),
-        ),
-        "sync": (
-            Effect("read", routes),
-            Effect("write", grads, batches=mine),
-            Effect("write", window_grads, batches=mine),
-            Effect("write", dense_grads),
-        ),
-        "embed": (Effect("read", routes), Effect("copy", window, values, batches=mine, use="first")),
-        "compute": (
-            Effect("read", data),
-            Effect("read", routes),
-            Effect("read", dense),
-            Effect("read", window, batches=mine, use="used"),
-            Effect("add", window_grads, batches=mine, use="used"),
-            Effect("add", dense_grads),
-        ),
-        "grad": (Effect("read", routes), Effect("copy", arrived, window_grads, batches=mine, use="last")),
-        "accumulate": (
-            Effect("read", routes),
-            Effect("read", arrived, batches=mine, use="last"),
-            Effect("add", grads, batches=mine, use="last"),
-        ),
-        "reduce": (Effect("add", dense_grads),),
-        "agree": (  # reads all gradients, and scales them where they are clipped
-            Effect("add", grads, batches=mine),
-            Effect("add", dense_grads),
-            Effect("write", verdict),
-        ),
-        "step": (Effect("read", verdict), Effect("read", dense_grads), Effect("add", dense)),
-        "update": (
-            Effect("read", verdict),
-            Effect("read", grads, batches=mine),
-            Effect("read", values, batches=mine),
-            Effect("read", state, batches=mine),
-            Effect("add", values, batches=mine),
-            Effect("add", state, batches=mine),
-        ),
-        "writeback": (
-            Effect("read", routes),
-            *(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
-        ),
-    }[stage]
+    match stage:
+        case "load":
+            return (Effect("read", ("source",)), Effect("write", data), Effect("add", ("source",)))
+        case "move":
+            return (Effect("add", data),)
+        case "route":
+            return (Effect("read", data), Effect("write", routes))
+        case "retrieve":
+            return (
+                Effect("read", routes),
+                *(Effect("copy", new, old, batches=mine) for old, new in zip(STORE, (values, state))),
+            )
+        case "sync":
+            return (
+                Effect("read", routes),
+                Effect("write", grads, batches=mine),
+                Effect("write", window_grads, batches=mine),
+                Effect("write", dense_grads),
+            )
+        case "embed":
+            return (Effect("read", routes), Effect("copy", window, values, batches=mine, use="first"))
+        case "compute":
+            return (
+                Effect("read", data),
+                Effect("read", routes),
+                Effect("read", dense),
+                Effect("read", window, batches=mine, use="used"),
+                Effect("add", window_grads, batches=mine, use="used"),
+                Effect("add", dense_grads),
+            )
+        case "grad":
+            return (Effect("read", routes), Effect("copy", arrived, window_grads, batches=mine, use="last"))
+        case "accumulate":
+            return (
+                Effect("read", routes),
+                Effect("read", arrived, batches=mine, use="last"),
+                Effect("add", grads, batches=mine, use="last"),
+            )
+        case "reduce":
+            return (Effect("add", dense_grads),)
+        case "agree":
+            return (  # reads all gradients, and scales them where they are clipped
+                Effect("add", grads, batches=mine),
+                Effect("add", dense_grads),
+                Effect("write", verdict),
+            )
+        case "step":
+            return (Effect("read", verdict), Effect("read", dense_grads), Effect("add", dense))
+        case "update":
+            return (
+                Effect("read", verdict),
+                Effect("read", grads, batches=mine),
+                Effect("read", values, batches=mine),
+                Effect("read", state, batches=mine),
+                Effect("add", values, batches=mine),
+                Effect("add", state, batches=mine),
+            )
+        case "writeback":
+            return (
+                Effect("read", routes),
+                *(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
+            )
+    raise ValueError(f"no stage {stage!r}")

@@ -14,7 +14,7 @@ LOOK_AHEAD = 2
 
 def fwp(step: int, micro_batches: int, start: int = 0) -> list[Action]:
     """The actions that step `step` issues: one batch at a time, its micro-batches overlapped."""
-    before: tuple[Name, ...] = (("writeback", step - 1, -1), ("step", step - 1, -1)) if step > start else ()
+    before: tuple[Name, ...] = (("writeback", step - 1, -1),) if step > start else ()
     actions: list[Action] = []
     for stage in ("load", "move", "route", "retrieve", "sync"):
         actions.append(act(stage, step, waits=before))
