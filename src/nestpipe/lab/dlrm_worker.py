@@ -26,7 +26,7 @@ from nestpipe import Batch, KeyedJaggedTensor, RowWiseAdagrad, TrainPipeline, Wo
 from nestpipe.keys import owners_of
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.timed import Timed, TimedConfig
-from nestpipe.tables.tiered import DiskTier
+from nestpipe.tables.tiered import DiskTier, TieredRowStore
 
 PEERS = Path(__file__).parents[3] / "bench" / "peers"
 OURS: dict[str, Any] = {
@@ -97,6 +97,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
     timeline, stages = pipeline.engine.timeline, Stages()
     step_s: list[list[float]] = []
     window_s, cpu_s, sent = [], [], 0
+    before = disk_rows(pipeline)
     for turn in range(1, config["turns"] + 1):
         turns.wait(turn)
         losses.append(_step(pipeline, data))  # finds the caches full of others' data: not timed
@@ -118,6 +119,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         cpu_s.append(time.process_time() - cpu)
         sent += pipeline.sparse.traffic.bytes_sent - already
         turns.done(turn)
+    rows = _per_step(disk_rows(pipeline), before, (config["steps"] + 1) * config["turns"])
     pipeline.close()
     return {
         "step_s": step_s,
@@ -126,7 +128,18 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         "losses": losses,
         "stages": stages.mean(),
         "bytes_sent": sent / (config["steps"] * config["turns"]),
+        "disk_rows": rows,
     }
+
+
+def disk_rows(pipeline: TrainPipeline) -> dict[str, int]:
+    """Rows that the disk tier has read, written, and written again to make room."""
+    logs = [store.disk for store in pipeline.sparse.stores if isinstance(store, TieredRowStore)]
+    return {what: sum(getattr(log, f"rows_{what}") for log in logs) for what in ("read", "written", "moved")}
+
+
+def _per_step(after: dict[str, int], before: dict[str, int], steps: int) -> dict[str, float]:
+    return {what: (count - before[what]) / steps for what, count in after.items()}
 
 
 class Stages:
@@ -181,6 +194,7 @@ def main() -> None:
             "final_loss": figures["losses"][-1],
             "stages_by_rank": [rank["stages"] for rank in ranks],
             "bytes_sent_by_rank": [rank["bytes_sent"] for rank in ranks],
+            "disk_rows": ranks[0]["disk_rows"],
             "config": config,
         }
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -289,4 +289,5 @@ def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
             for stage, kinds in ranks[0].items()
         }
         summary["bytes_sent"] = max(report["bytes_sent_by_rank"])
+        summary["disk_rows"] = report.get("disk_rows", {})
     return summary
