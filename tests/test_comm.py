@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -30,36 +31,41 @@ def filled(sender: int, receiver: int, number: int, size: int) -> torch.Tensor:
     return (torch.arange(size) * 7 + sender * 31 + receiver * 57 + number * 101).to(torch.uint8)
 
 
+class Measured:
+    """A process group that notes the largest tensor sent through it."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.biggest = 0
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
+        self.biggest = max(self.biggest, *(tensor.numel() * tensor.element_size() for tensor in tensors))
+        return self._group.send(tensors, peer, tag)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
+        return self._group.recv(tensors, peer, tag)
+
+
 def exchange_sizes(world: World, rounds: list[list[int]]) -> tuple[list[bool], int, int, int]:
     """Exchanges messages of these sizes between all pairs; whether each round came whole, and what was counted."""
     exchange = Exchange(world, "network")
-    biggest = 0
-    isend = dist.isend
+    measured = Measured(exchange.group)
+    exchange.group = measured
+    good = []
+    for sizes in rounds:
+        # what rank s sends to r depends on both: an asymmetric all-to-all
+        def count(size: int, sender: int, receiver: int) -> int:
+            return max(0, size - sender * 3 - receiver)
 
-    def measuring(tensor: torch.Tensor, *args: object, **options: object) -> object:
-        nonlocal biggest
-        biggest = max(biggest, tensor.numel() * tensor.element_size())
-        return isend(tensor, *args, **options)
-
-    dist.isend = measuring
-    try:
-        good = []
-        for sizes in rounds:
-            # what rank s sends to r depends on both: an asymmetric all-to-all
-            def count(size: int, sender: int, receiver: int) -> int:
-                return max(0, size - sender * 3 - receiver)
-
-            peers = range(world.size)
-            sends = [[filled(world.rank, p, n, count(s, world.rank, p)) for n, s in enumerate(sizes)] for p in peers]
-            receives = [[torch.zeros(count(s, p, world.rank), dtype=torch.uint8) for s in sizes] for p in peers]
-            exchange.exchange(sends, receives)
-            wanted = [[filled(p, world.rank, n, count(s, p, world.rank)) for n, s in enumerate(sizes)] for p in peers]
-            others = [p for p in peers if p != world.rank]
-            good.append(all(torch.equal(a, b) for p in others for a, b in zip(receives[p], wanted[p])))
-            good.append(not any(t.any() for t in receives[world.rank]))  # its own part is left alone
-    finally:
-        dist.isend = isend
-    return good, exchange.traffic.bytes_sent, exchange.traffic.messages, biggest
+        peers = range(world.size)
+        sends = [[filled(world.rank, p, n, count(s, world.rank, p)) for n, s in enumerate(sizes)] for p in peers]
+        receives = [[torch.zeros(count(s, p, world.rank), dtype=torch.uint8) for s in sizes] for p in peers]
+        exchange.exchange(sends, receives)
+        wanted = [[filled(p, world.rank, n, count(s, p, world.rank)) for n, s in enumerate(sizes)] for p in peers]
+        others = [p for p in peers if p != world.rank]
+        good.append(all(torch.equal(a, b) for p in others for a, b in zip(receives[p], wanted[p])))
+        good.append(not any(t.any() for t in receives[world.rank]))  # its own part is left alone
+    return good, exchange.traffic.bytes_sent, exchange.traffic.messages, measured.biggest
 
 
 @pytest.mark.parametrize("workers", [2, 3])
