@@ -48,8 +48,6 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
         _check_free(port)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # glibc gives every lane a heap of its own, each of which keeps what was freed in it: some 100 MB that come and go.
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     logging.disable(logging.CRITICAL)  # this process only waits; what the launcher would log, we say in one line
     config = LaunchConfig(
         min_nodes=1,
