@@ -19,7 +19,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.clustering import cluster, compile_clustering
 from nestpipe.embedding import View, attach_collections, collections_in
 from nestpipe.engine.dense import DenseReplica
-from nestpipe.engine.engine import CALLERS_LANE, Engine
+from nestpipe.engine.engine import CALLERS_LANE, Engine, StageFunction
 from nestpipe.engine.flight import Flight, Verdict
 from nestpipe.engine.routing import MAX_MICRO_BATCHES
 from nestpipe.engine.timeline import Timeline
@@ -124,27 +124,27 @@ class TrainPipeline:
         self._last_end: float | None = None
         self.next_batch = 0
         self._start = 0
-        self.engine = Engine(
-            {
-                "load": self._load,
-                "move": lambda flight, micro: None,
-                "route": lambda flight, micro: self.sparse.route(flight, self.micro_batches),
-                "retrieve": lambda flight, micro: self.sparse.retrieve(flight),
-                "sync": self._sync,
-                "embed": self.sparse.embed,
-                "compute": self._compute,
-                "grad": self.sparse.grad,
-                "accumulate": self.sparse.accumulate,
-                "reduce": lambda flight, micro: self.dense.reduce(),
-                "agree": self._agree,
-                "step": self._step,
-                "update": lambda flight, micro: self.sparse.update(flight, self.table_rate),
-                "writeback": lambda flight, micro: self.sparse.writeback(flight),
-            },
-            self.world.rank,
-            threads=schedule != "serial",
-            timeline=Timeline(keep=trace),
-        )
+        timeline = Timeline(keep=trace)
+        self.engine = Engine(self._stages(), self.world.rank, threads=schedule != "serial", timeline=timeline)
+
+    def _stages(self) -> dict[str, StageFunction]:
+        """What each stage of a schedule does, by name."""
+        return {
+            "load": self._load,
+            "move": lambda flight, micro: None,
+            "route": lambda flight, micro: self.sparse.route(flight, self.micro_batches),
+            "retrieve": lambda flight, micro: self.sparse.retrieve(flight),
+            "sync": self._sync,
+            "embed": self.sparse.embed,
+            "compute": self._compute,
+            "grad": self.sparse.grad,
+            "accumulate": self.sparse.accumulate,
+            "reduce": lambda flight, micro: self.dense.reduce(),
+            "agree": self._agree,
+            "step": self._step,
+            "update": lambda flight, micro: self.sparse.update(flight, self.table_rate),
+            "writeback": lambda flight, micro: self.sparse.writeback(flight),
+        }
 
     def progress(self, batches: Iterator[Batch]) -> Progress | None:
         """Takes one step; None once the data of every worker has ended.  Workers with less data join with nothing.

@@ -2,7 +2,8 @@
 
     python -m torch.distributed.run --nproc-per-node 2 -m nestpipe.lab.dlrm_worker --config FILE.json --out FILE.json
 
-The samples come from bench/peers/same_samples.py and the turns from bench/peers/turns.py, which the peers read too.
+The samples come from bench/peers/same_samples.py and the turns from bench/peers/turns.py, which the peers read too: by
+hand, make the files turn-0 to turn-12 beside --out first (bench/peers/README.md).
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Network:
         _ip(*inside, "link", "set", host.interface, "up")
         _ip(*inside, "link", "set", "lo", "up")
         if self.rate is not None:
-            # A burst of 10 ms' worth at a gigabit, and a queue that holds what TCP has in flight: loss would measure TCP instead.
+            # A burst of 2 ms' worth at a gigabit, and a queue that holds what TCP has in flight: loss would measure TCP instead.
             shape = ("root", "tbf", "rate", self.rate, "burst", "256kb", "latency", "500ms")
             _run("tc", "qdisc", "add", "dev", port, *shape)
             _run("tc", *inside, "qdisc", "add", "dev", host.interface, *shape)

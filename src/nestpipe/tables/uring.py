@@ -20,7 +20,7 @@ from nestpipe.tables.disk_native import errno_address, load_acquire, store_relea
 DEPTH = 256
 """Transfers in flight."""
 GROUP = 128
-"""Transfers handed over, and waited for, in one system call.  With 32 a training step on busy cores took 7 % longer."""
+"""Transfers handed over, and waited for, in one system call."""
 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same numbers on every architecture
 _READ, _WRITE, _READ_FIXED, _WRITE_FIXED = 22, 23, 4, 5
