@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +26,8 @@ from nestpipe.engine.flight import Flight, Verdict
 from nestpipe.engine.routing import MAX_MICRO_BATCHES
 from nestpipe.engine.timeline import Timeline
 from nestpipe.engine.warm import compile_kernels
-from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action
+from nestpipe.engine.watch import BackwardWatch
+from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action, Options
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 from nestpipe.tables.tiered import DiskTier
 
@@ -68,6 +71,9 @@ class TrainPipeline:
         micro_batches: int = 1,
         clustering: bool = False,
         seed: int = 0,
+        early_reduce: bool = True,
+        early_update: bool = True,
+        look_ahead: int = 2,
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
         dense_rate: Rate | None = None,
@@ -81,6 +87,8 @@ class TrainPipeline:
             raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {schedule!r}")
         if not 1 <= micro_batches < MAX_MICRO_BATCHES:
             raise ValueError(f"pipeline.micro_batches must be from 1 to {MAX_MICRO_BATCHES - 1}, not {micro_batches}")
+        if look_ahead < 0:
+            raise ValueError(f"pipeline.look_ahead must be at least 0, not {look_ahead}")
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, not {clip_norm}")
         if not (dense_optimizer is None or isinstance(dense_optimizer, torch.optim.Optimizer)):
@@ -115,6 +123,10 @@ class TrainPipeline:
             compile_clustering()
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)
+        self.options = Options(
+            max(1, len(self.dense.buckets)), clip_norm is not None, look_ahead, early_reduce, early_update
+        )
+        self._watch = BackwardWatch(self.dense.buckets) if early_reduce and schedule != "serial" else None
         self._base_rates = [group["lr"] for group in dense_optimizer.param_groups] if dense_optimizer else []
         self._start_alike()
         self._source: Iterator[Batch] | None = None
@@ -139,7 +151,7 @@ class TrainPipeline:
             "compute": self._compute,
             "grad": self.sparse.grad,
             "accumulate": self.sparse.accumulate,
-            "reduce": lambda flight, micro: self.dense.reduce(),
+            "reduce": lambda flight, bucket: self.dense.reduce(bucket),
             "agree": self._agree,
             "step": self._step,
             "update": lambda flight, micro: self.sparse.update(flight, self.table_rate),
@@ -166,7 +178,7 @@ class TrainPipeline:
         self._source = batches
         begin = self._last_end or time.perf_counter()
         number = self.next_batch
-        actions = BUILDERS[self.schedule](number, self.micro_batches, self._start)
+        actions = BUILDERS[self.schedule](number, self.micro_batches, self._start, self.options)
         self._prepare_flights(actions)
         try:
             self.engine.run(actions, self._flights)
@@ -243,7 +255,10 @@ class TrainPipeline:
         for action in actions:
             if action.batch not in self._flights:
                 before = self._flights.get(action.batch - 1) if self.schedule in LOOKING_AHEAD else None
-                self._flights[action.batch] = Flight(action.batch, previous=before)
+                flight = self._flights[action.batch] = Flight(action.batch, previous=before)
+                if self._watch is not None:
+                    last = ("compute", action.batch, self.micro_batches - 1)
+                    flight.parts[last] = [threading.Event() for _ in range(self.options.buckets)]
 
     def _start_alike(self) -> None:
         """Every worker starts from worker 0's dense parameters and buffers."""
@@ -275,15 +290,21 @@ class TrainPipeline:
         if flight.load_error is not None:
             raise flight.load_error
         self.sparse.sync(flight)
-        self.dense.clear()
 
     def _compute(self, flight: Flight, micro: int) -> None:
         """The model, forward and backward, on one micro-batch; skipped where this worker's is empty."""
-        assert flight.routes is not None
+        if micro == 0:
+            self.dense.clear()
         batch = flight.micros[micro] if flight.has_data else None
         if batch is None or len(batch) == 0:
             flight.outputs.append(None)
-            return
+        else:
+            self._forward_backward(flight, micro, batch)
+        if micro == self.micro_batches - 1:
+            self.dense.finished()
+
+    def _forward_backward(self, flight: Flight, micro: int, batch: Batch) -> None:
+        assert flight.routes is not None
         with self._looking(View(flight, micro, trains=True)):
             result = self.model(batch)
             pair = isinstance(result, tuple) and len(result) == 2
@@ -293,10 +314,16 @@ class TrainPipeline:
             share = batch.terms() / flight.routes.terms if flight.routes.terms else 0.0
             # A micro-batch without loss terms has no mean: neither its NaN nor that of its gradients must count.
             if share and loss.requires_grad:
-                (loss * share).backward()
+                with self._watching(flight, micro):
+                    (loss * share).backward()
         if share:
             flight.loss_sum += float(loss.detach()) * share
         flight.outputs.append(outputs)
+
+    def _watching(self, flight: Flight, micro: int) -> contextlib.AbstractContextManager[None]:
+        """In the last micro-batch: tells of each bucket of gradients as soon as it is final."""
+        parts = flight.parts.get(("compute", flight.number, micro))
+        return self._watch.watching(parts) if self._watch is not None and parts else contextlib.nullcontext()
 
     def _agree(self, flight: Flight, micro: int) -> None:
         """All workers learn the loss and the gradient norm, and stop together before anything is updated."""

@@ -57,7 +57,7 @@ def random_order(actions: Sequence[Action], rng: random.Random) -> list[Action] 
     order: list[Action] = []
     while any(lanes.values()):
         heads = [queue[0] for queue in lanes.values() if queue]
-        ready = [a for a in heads if all(w in done or w[1] < begin for w in a.waits)]
+        ready = [a for a in heads if all(w in done or w[1] < begin for w in a.after)]
         if not ready:
             return None
         chosen = max(ready, key=lambda a: eager[a.lane] + 0.5 * rng.random())

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from executions import execute, random_order, random_uses
 
-from nestpipe.schedule import BUILDERS, Action, build
+from nestpipe.schedule import BUILDERS, Action, Options, build
 from nestpipe.schedule.action import Name, label
 from nestpipe.schedule.check import Proof, Violation, check, examine, happens_before
 from nestpipe.schedule.effects import STORE, Effect, rows
@@ -124,35 +124,66 @@ def test_embed_from_the_rows_of_the_batch_before() -> None:
 
 
 def test_update_before_the_last_accumulate() -> None:
-    """Agreed on, and applied, before all gradients are in."""
-    actions = build("dbp", 4, 2)
-    actions = waiting(actions, "reduce 0", "compute 0.1", "accumulate 0.0")
-    actions = waiting(actions, "agree 0", "reduce 0")
-    for text in ("reduce 0", "agree 0", "update 0"):
-        actions = moved(actions, text, before="accumulate 0.1")
+    """Applied before all gradients are in."""
+    actions = waiting(build("dbp", 4, 2), "update 0", "accumulate 0.0")
+    actions = moved(actions, "update 0", before="accumulate 0.1")
+    assert_names(broken(actions), "embed 0.1", "update 0", (0,), "rows 0 values")
+
+
+def test_agreed_before_the_last_accumulate() -> None:
+    """The norm of gradients that are not complete."""
+    actions = waiting(build("dbp", 4, 2), "agree 0", "reduce 0.0")
     assert_names(broken(actions), "accumulate 0.1", "agree 0", (0,), "grads 0")
 
 
 def test_update_that_does_not_wait_for_the_verdict() -> None:
-    """On its lane after the last accumulate, but before all workers agreed."""
-    actions = waiting(build("dbp", 4, 2), "update 0", "accumulate 0.1")
-    assert_names(broken(actions), "agree 0", "update 0", (), "verdict 0")
+    """Where gradients are clipped: after the last accumulate, but before all workers know by how much."""
+    options = Options(clips=True)
+    actions = waiting(build("dbp", 4, 2, options), "update 0", "accumulate 0.1")
+    found = check(actions, build("serial", 4, 2, options))
+    assert found is not None
+    assert_names(found, "agree 0", "update 0", (), "verdict 0")
+
+
+def test_a_batch_that_was_not_agreed_on_reaches_the_tables() -> None:
+    """Rows may be updated early, but not written back."""
+    actions = waiting(build("dbp", 4, 2), "writeback 0", "update 0")
+    assert_names(broken(actions), "agree 0", "writeback 0", (), "verdict 0")
+
+
+def test_a_bucket_that_does_not_wait_for_the_backward_pass() -> None:
+    """Dense gradients summed over the workers while they are still being added to."""
+    actions = build("nested", 4, 2)
+    found = broken(changed(actions, "reduce 1.0", within=("compute", 1, 0)))
+    assert_names(found, "compute 1.1", "reduce 1.0", (), "bucket 0")
+
+
+@pytest.mark.parametrize("schedule", BUILDERS)
+@pytest.mark.parametrize("look_ahead, buckets", [(0, 1), (1, 3), (9, 2)])
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: int, clips: bool, early: bool) -> None:
+    """Whatever a builder may vary gives what `serial` gives with the same options."""
+    for early_update in (False, True):
+        options = Options(buckets, clips, look_ahead, early, early_update)
+        assert check(build(schedule, 4, 3, options), build("serial", 4, 3, options)) is None
 
 
 def test_accumulate_order_swapped() -> None:
     """Two workers may use a row last in different micro-batches; sums in another order round differently."""
     actions = waiting(build("dbp", 4, 2), "embed 0.1", "grad 0.0")
-    actions = waiting(actions, "reduce 0", "accumulate 0.0", "accumulate 0.1")
-    actions = moved(actions, "accumulate 0.1", before="reduce 0")
+    actions = waiting(actions, "reduce 0.0", "accumulate 0.0", "accumulate 0.1")
+    actions = moved(actions, "accumulate 0.1", before="reduce 0.0")
     assert check(actions, build("serial", 4, 2)) is None
-    actions = moved(actions, "accumulate 0.0", before="reduce 0")
+    actions = moved(actions, "accumulate 0.0", before="reduce 0.0")
     assert_names(broken(actions), "accumulate 0.0", "accumulate 0.1", (0,), "grads 0")
 
 
 def test_two_lanes_made_concurrent() -> None:
-    """`sync` copies from a buffer that `update` is writing."""
-    actions = waiting(build("dbp", 4, 2), "sync 1", "retrieve 1", "step 0")
-    assert_names(broken(actions), "update 0", "sync 1", (0, 1), "rows 0 values")
+    """`sync` copies from a buffer that `update` is still to write."""
+    actions = waiting(build("dbp", 4, 2), "sync 1", "retrieve 1")
+    actions = moved(actions, "sync 1", before="update 0")
+    assert_names(broken(actions), "update 0", "compute 1.0", (0, 1), "window 1")
 
 
 def test_embed_of_the_next_micro_batch_may_overtake_compute() -> None:
@@ -256,9 +287,9 @@ def test_every_wait_is_needed_or_implied(schedule: str, micros: int) -> None:
     if schedule == "dbp":
         assert implied == {
             "compute for move",  # through route, retrieve and sync
-            "agree for accumulate",  # through reduce
-            "agree for reduce",  # the same lane, as the two below
-            "sync for step",
+            "agree for reduce",  # the same lane, as the three below
+            "sync for update",
+            "update for accumulate",
             "retrieve for writeback",
         }
 

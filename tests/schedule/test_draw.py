@@ -48,9 +48,9 @@ def test_a_wide_terminal_needs_no_fold() -> None:
 
 def test_what_runs_at_the_same_time_is_in_the_same_columns() -> None:
     lines = {line.plain.split()[0]: line.plain for line in grid(spans_of("dbp", 3, 1), 1000, plain=True)}
-    compute = lines["compute"].index("|sync 0")
+    sync = lines["update"].index("|sync 0")
     retrieve = lines["storage"].index("|retrieve 1")
-    assert compute == retrieve, "both start when retrieve 0 has stopped"
+    assert sync == retrieve, "both start when retrieve 0 has stopped"
     assert lines["time"][lines["compute"].index("|compute 0.0") :].startswith("11 ")
 
 

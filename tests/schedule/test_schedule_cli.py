@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from nestpipe.cli import main
-from nestpipe.schedule import BUILDERS, Action, dbp
+from nestpipe.schedule import BUILDERS, Action, Options, dbp
 from nestpipe.schedule.trace import problems
 
 
-def stale(step: int, micro_batches: int, start: int) -> list[Action]:
+def stale(step: int, micro_batches: int, start: int, options: Options) -> list[Action]:
     """dbp without the copies of `sync`."""
     return [
         replace(a, effects=tuple(e for e in a.effects if e.kind != "copy")) if a.stage == "sync" else a
-        for a in dbp(step, micro_batches, start)
+        for a in dbp(step, micro_batches, start, options)
     ]
 
 

@@ -47,7 +47,7 @@ def move_for_free(actions: Actions, rng: random.Random) -> Actions:
     """Earlier in the list, but behind all that it waits for."""
     i = rng.randrange(1, len(actions))
     names = [a.name for a in actions]
-    earliest = 1 + max((names.index(w) for w in actions[i].waits if w in names), default=-1)
+    earliest = 1 + max((names.index(w) for w in actions[i].after if w in names), default=-1)
     j = max(min(earliest, i), i - rng.randint(1, 6))
     return [*actions[:j], actions[i], *actions[j:i], *actions[i + 1 :]]
 

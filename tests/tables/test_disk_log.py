@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nestpipe.tables.clock import Clock
 from nestpipe.tables.disk_file import DiskTierError
 from nestpipe.tables.disk_log import DiskLog
 
@@ -88,25 +87,3 @@ def test_places_may_repeat_and_come_in_any_order(tmp_path: Path) -> None:
     all_values = read(log, places, rows)
     some = np.random.default_rng(1).integers(0, 1000, 700)
     np.testing.assert_array_equal(read(log, places[some], rows[some]), all_values[some])
-
-
-def test_the_clock_gives_each_slot_once() -> None:
-    """Promise: slots for new rows are all different and none of those to keep, full or not, whatever the counts."""
-    rng = np.random.default_rng(0)
-    for capacity in (1, 2, 5, 50):
-        clock = Clock(capacity)
-        holds: dict[int, int] = {}
-        for step in range(200):
-            held = np.array(sorted(holds), np.int64)
-            keep = held[rng.random(len(held)) < 0.5]
-            count = int(rng.integers(0, capacity - len(keep) + 1))
-            slots, leaving = clock.choose(count, keep)
-            assert len(np.unique(slots)) == count and not np.isin(slots, keep).any()
-            victims = slots[count - len(leaving) :]
-            assert [holds[slot] for slot in victims.tolist()] == leaving.tolist()
-            assert not np.isin(slots[: count - len(leaving)], held).any()
-            rows = 1000 * step + np.arange(count)
-            clock.fill(slots, rows)
-            clock.touch(keep)
-            holds.update(zip(slots.tolist(), rows.tolist()))
-        assert clock.used == capacity

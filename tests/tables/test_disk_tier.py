@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nestpipe.tables import clock, disk_file, disk_kernels, disk_log, uring
+from nestpipe.tables import disk_file, disk_kernels, disk_log, hot_rows, uring
 from nestpipe.tables.config import EmbeddingBagConfig
 from nestpipe.tables.disk_file import DiskTierError
 from nestpipe.tables.disk_native import move_bytes
@@ -39,7 +39,7 @@ def io_uring_allowed() -> bool:
 IOS = ["io_uring", "threads"] if io_uring_allowed() else ["threads"]
 KERNELS = [
     kernel
-    for module in (clock, disk_kernels, *([uring] if "io_uring" in IOS else []))
+    for module in (hot_rows, disk_kernels, *([uring] if "io_uring" in IOS else []))
     for name, kernel in vars(module).items()
     if hasattr(kernel, "signatures") and name not in ("mix", "_word", "_put_word", "_check_of")
 ]

@@ -1,8 +1,14 @@
-"""The dense side of one worker: a replica of the model's parameters whose gradients lie in one flat buffer per dtype."""
+"""The dense side of one worker: a replica of the model's parameters whose gradients lie in one flat buffer per dtype.
+
+The buffer is divided into buckets, last parameters first, because a backward pass finishes those first: a bucket can be summed
+over the workers while the rest is still being computed.  Which bucket a parameter is in depends on the model alone: with more than
+two workers the division decides in which order numbers are added.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,25 +16,46 @@ from torch import Tensor, nn
 from nestpipe.comm.exchange import Exchange
 from nestpipe.tables import kernels
 
+BUCKETS = 4
+"""As many as this where gradients are large enough."""
+LEAST_BYTES, MOST_BYTES = 1 << 18, 25 << 20
+"""Of a bucket; a parameter is never divided."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are summed together, and whose they are."""
+
+    flat: Tensor
+    parameters: list[nn.Parameter]
+
 
 class DenseReplica:
-    """Gradients are views into flat buffers, so that one all-reduce moves them all.  A parameter no batch uses has gradient 0."""
+    """Gradients are views into flat buffers.  A parameter that no batch uses has gradient 0."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], exchange: Exchange) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.exchange = exchange
         self._flat: list[Tensor] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
+        self.buckets: list[Bucket] = []
         by_dtype: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-        for p in self.parameters:
+        for p in reversed(self.parameters):
             by_dtype.setdefault((p.dtype, p.device), []).append(p)
+        total = sum(p.numel() * p.element_size() for p in self.parameters)
+        enough = min(MOST_BYTES, max(LEAST_BYTES, total // BUCKETS))
         for (dtype, device), members in by_dtype.items():
             flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=device)
             self._flat.append(flat)
-            at = 0
+            at = begin = 0
+            inside: list[nn.Parameter] = []
             for p in members:
                 self._views.append((p, flat[at : at + p.numel()].view_as(p)))
                 at += p.numel()
+                inside.append(p)
+                if (at - begin) * flat.element_size() >= enough or at == len(flat):
+                    self.buckets.append(Bucket(flat[begin:at], inside))
+                    begin, inside = at, []
 
     def clear(self) -> None:
         """Zeroes the gradients and makes sure that the parameters' `grad` are still ours."""
@@ -37,15 +64,18 @@ class DenseReplica:
         for parameter, view in self._views:
             parameter.grad = view
 
-    def reduce(self) -> None:
-        """Sums the gradients of all workers.  Afterwards they are the same bits everywhere."""
+    def finished(self) -> None:
+        """After the last backward pass of a batch: the gradients are where they were put."""
         for parameter, view in self._views:
             if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
                 raise RuntimeError(
                     "a parameter's .grad was dropped or replaced during the batch: leave zero_grad() and .grad to the pipeline"
                 )
-        for flat in self._flat:
-            self.exchange.all_reduce(flat)
+
+    def reduce(self, bucket: int) -> None:
+        """Sums the gradients of all workers.  Afterwards they are the same bits everywhere."""
+        if self.buckets:
+            self.exchange.all_reduce(self.buckets[bucket].flat)
 
     def sum_of_squares(self) -> float:
         return float(sum(_sum_of_squares(flat) for flat in self._flat))

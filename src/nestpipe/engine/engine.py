@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -47,14 +48,22 @@ class Engine:
         if self._threads and not self._lanes:
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
             self._lanes = {lane: LaneThread(lane) for lane in LANES if lane != CALLERS_LANE}
+        mine: Action | None = None
         for action in actions:
-            done = self._done[action.name] = threading.Event()
-            flight = flights[action.batch]
             if self._threads and action.lane != CALLERS_LANE:
-                self._lanes[action.lane].submit(lambda a=action, f=flight, d=done: self._perform(a, f, d))  # type: ignore[misc]
-            else:
-                self._perform(action, flight, done)
+                self._done[action.name] = threading.Event()
+                job = functools.partial(self._perform, action, flights[action.batch])
+                self._lanes[action.lane].submit(job)
+                continue
+            # What stands behind an action of the caller's is issued before that runs: it waits on its own lane.
+            if mine is not None:
+                self._perform(mine, flights[mine.batch])
                 self._raise_failure()
+            self._done[action.name] = threading.Event()
+            mine = action
+        if mine is not None:
+            self._perform(mine, flights[mine.batch])
+            self._raise_failure()
 
     def settle(self) -> None:
         """Waits until everything that was issued is done."""
@@ -98,12 +107,18 @@ class Engine:
             self._told = True
             raise self._failure
 
-    def _perform(self, action: Action, flight: Flight, done: threading.Event) -> None:
+    def _perform(self, action: Action, flight: Flight) -> None:
         """Waits for what the action waits for, runs it, and marks it done whatever happens."""
+        done = self._done[action.name]
         try:
             for wait in action.waits:
                 waited = self._done.get(wait)
                 # What is not known any more was done and forgotten; a list that names a later action is caught by `check`.
+                if waited is not None:
+                    waited.wait()
+            if action.within is not None:
+                parts = flight.parts.get(action.within)
+                waited = parts[action.micro] if parts else self._done.get(action.within)
                 if waited is not None:
                     waited.wait()
             if self._failure is None and not (self._ended_at is not None and action.batch >= self._ended_at):
@@ -119,6 +134,8 @@ class Engine:
             self._fail(error)
         finally:
             done.set()
+            for part in flight.parts.pop(action.name, ()):
+                part.set()
 
     def _fail(self, error: BaseException) -> None:
         """The first failure is the one that is told; after it no action runs any more."""

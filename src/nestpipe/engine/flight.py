@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.engine.buffers import RowBuffer
 from nestpipe.engine.routing import Routes
 from nestpipe.keys.index import Found
+from nestpipe.schedule.action import Name
 
 
 @dataclass
@@ -58,6 +60,8 @@ class Flight:
     loss_sum: float = 0.0
     """This worker's part of the global mean loss."""
     verdict: Verdict | None = None
+    parts: dict[Name, list[threading.Event]] = field(default_factory=dict)
+    """Of an action that others may begin within: what tells them, one by one, that their part is final."""
 
     @property
     def ended(self) -> bool:

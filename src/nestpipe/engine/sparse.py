@@ -72,7 +72,10 @@ class SparseStages:
         flight.routes = route(windows, terms, samples, micro_batches, exchange or self._route_exchange)
 
     def retrieve(self, flight: Flight) -> None:
-        """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer."""
+        """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.
+
+        Makes room for its gradients, and for rows and gradients of the window, too.
+        """
         owned = _routes(flight).owned
         flight.buffers = self.buffers.take(f"batch {flight.number}", [len(plan) for plan in owned], self._holders)
         flight.found = [
@@ -82,12 +85,12 @@ class SparseStages:
         if flight.previous is not None:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
+        for buffer in flight.buffers:
+            buffer.grads[:] = 0
+        self._make_windows(flight)
 
     def sync(self, flight: Flight) -> None:
-        """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen.
-
-        Makes room for rows and gradients of the window, too.
-        """
+        """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen."""
         if flight.previous is not None:
             for old, new, (places, mine) in zip(flight.previous.buffers, flight.buffers, flight.shared):
                 kernels.copy_rows(old.values, places, new.values, mine)
@@ -97,9 +100,6 @@ class SparseStages:
             flight.previous = None
         if self.ledger is not None:
             self.ledger.verify(flight)
-        for buffer in flight.buffers:
-            buffer.grads[:] = 0
-        self._make_windows(flight)
 
     def _make_windows(self, flight: Flight) -> None:
         for window, group in zip(_routes(flight).windows, self.groups):

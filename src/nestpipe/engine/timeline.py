@@ -68,7 +68,7 @@ class Timeline:
             start = max(min(span.start, at), begin)
             self.exposed[span.action.stage] += at - start
             at = start
-            previous = [self.spans[n] for n in (*span.action.waits, span.after) if n is not None and n in self.spans]
+            previous = [self.spans[n] for n in (*span.action.after, span.after) if n is not None and n in self.spans]
             if not previous:
                 break
             name = max(previous, key=lambda s: s.stop).action.name

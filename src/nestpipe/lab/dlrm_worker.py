@@ -33,6 +33,10 @@ PEERS = Path(__file__).parents[3] / "bench" / "peers"
 OURS: dict[str, Any] = {
     "schedule": "serial",
     "micro_batches": 1,
+    "clustering": False,
+    "look_ahead": 2,
+    "early_reduce": True,
+    "early_update": True,
     "compute_ms": None,  # DLRM's own; a number: the `timed` model takes so long
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
     "disk_path": tempfile.gettempdir(),
@@ -86,6 +90,10 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         RowWiseAdagrad(config["sparse_lr"], config["sparse_eps"]),
         schedule=config["schedule"],
         micro_batches=config["micro_batches"],
+        clustering=config["clustering"],
+        look_ahead=config["look_ahead"],
+        early_reduce=config["early_reduce"],
+        early_update=config["early_update"],
         seed=config["seed"],
         tier=DiskTier(config["disk_path"], config["dram_rows"]) if config["dram_rows"] else None,
         world=world,

@@ -6,15 +6,16 @@ from nestpipe.schedule.action import LANES, STAGES, Action
 from nestpipe.schedule.dbp import dbp
 from nestpipe.schedule.fwp import fwp
 from nestpipe.schedule.nested import nested
+from nestpipe.schedule.options import DEFAULT, Options
 from nestpipe.schedule.serial import serial
 
-BUILDERS: dict[str, Callable[[int, int, int], list[Action]]] = {
+BUILDERS: dict[str, Callable[[int, int, int, Options], list[Action]]] = {
     "serial": serial,
     "dbp": dbp,
     "fwp": fwp,
     "nested": nested,
 }
-"""Name to builder: builder(step, micro_batches, start) gives the actions that one step issues, in order.
+"""Name to builder: builder(step, micro_batches, start, options) gives the actions that one step issues, in order.
 
 `start` is the first step since the pipeline was last empty: nothing before it is waited for."""
 
@@ -22,10 +23,10 @@ LOOKING_AHEAD = ("dbp", "nested")
 """Schedules that retrieve rows of a batch before the one before it has updated them."""
 
 
-def build(name: str, batches: int, micro_batches: int) -> list[Action]:
+def build(name: str, batches: int, micro_batches: int, options: Options = DEFAULT) -> list[Action]:
     """The whole list for a number of batches: what is issued for batches beyond the last is left out."""
-    steps = (BUILDERS[name](step, micro_batches, 0) for step in range(batches))
+    steps = (BUILDERS[name](step, micro_batches, 0, options) for step in range(batches))
     return [action for step in steps for action in step if action.batch < batches]
 
 
-__all__ = ["BUILDERS", "LANES", "LOOKING_AHEAD", "STAGES", "Action", "build", "dbp", "fwp", "nested", "serial"]
+__all__ = ["BUILDERS", "LANES", "LOOKING_AHEAD", "STAGES", "Action", "Options", "build", "dbp", "fwp", "nested", "serial"]

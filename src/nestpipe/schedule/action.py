@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nestpipe.schedule.effects import Effect, effects_of
+from nestpipe.schedule.options import DEFAULT, Options
 
 STAGES: dict[str, str] = {
     "load": "data",
     "move": "copy",
     "route": "route",
     "retrieve": "storage",
-    "sync": "compute",
+    "sync": "update",
     "embed": "network",
     "compute": "compute",
     "grad": "network",
@@ -27,7 +28,7 @@ STAGES: dict[str, str] = {
 LANES: tuple[str, ...] = ("data", "copy", "route", "storage", "network", "dense", "update", "compute")
 
 Name = tuple[str, int, int]
-"""(stage, batch, micro-batch); micro-batch -1 for a stage of the whole batch."""
+"""(stage, batch, micro-batch); micro-batch -1 for a stage of the whole batch.  For `reduce` the bucket is in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Action:
     micro: int
     waits: tuple[Name, ...]
     effects: tuple[Effect, ...]
+    within: Name | None = None
+    """An action that need not be over, if it says before that the part which this one needs is final: a bucket of gradients."""
 
     @property
     def lane(self) -> str:
@@ -47,6 +50,11 @@ class Action:
     @property
     def name(self) -> Name:
         return (self.stage, self.batch, self.micro)
+
+    @property
+    def after(self) -> tuple[Name, ...]:
+        """All that it comes after, beside what is on its lane."""
+        return self.waits if self.within is None else (*self.waits, self.within)
 
     def __str__(self) -> str:
         return label(self.name)
@@ -58,6 +66,13 @@ def label(name: Name) -> str:
     return f"{stage} {batch}" + (f".{micro}" if micro >= 0 else "")
 
 
-def act(stage: str, batch: int, micro: int = -1, waits: tuple[Name, ...] = ()) -> Action:
+def act(
+    stage: str,
+    batch: int,
+    micro: int = -1,
+    waits: tuple[Name, ...] = (),
+    options: Options = DEFAULT,
+    within: Name | None = None,
+) -> Action:
     """An action with the effects that its stage has."""
-    return Action(stage, batch, micro, waits, effects_of(stage, batch, micro))
+    return Action(stage, batch, micro, waits, effects_of(stage, batch, micro, options), within)

@@ -82,7 +82,7 @@ def examine(actions: Sequence[Action], reference: Sequence[Action]) -> Violation
     before = happens_before(actions)
     if isinstance(before, Violation):
         return before
-    every = Classes.all(1 + max((a.micro for a in actions), default=0))
+    every = Classes.all(1 + max((a.micro for a in actions if a.stage != "reduce"), default=0))
     pairs = _races(actions, before, every)
     if isinstance(pairs, Violation):
         return pairs
@@ -130,7 +130,7 @@ def happens_before(actions: Sequence[Action]) -> list[int] | Violation:
     before: list[int] = []
     for i, action in enumerate(actions):
         bits = 0
-        for wait in action.waits:
+        for wait in action.after:
             if wait not in place:
                 if wait[1] < begin:
                     continue  # before the part of the schedule that is looked at

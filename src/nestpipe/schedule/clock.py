@@ -44,20 +44,20 @@ class ClockSpan:
 def run(actions: Iterable[Action], cost: Cost, issuer: str | None = ISSUER) -> list[ClockSpan]:
     """The list on its lanes: each action starts once the one before it on its lane and all that it waits for have stopped.
 
-    Whatever stands behind an action of the `issuer`'s lane is not issued before that has stopped, as in the engine; with None
-    the whole list is issued at time 0.  Waits for what is not in the list, or stands later in it, count for nothing: `check` it.
+    Whatever stands behind an action of the `issuer`'s lane is not issued before that has started, as in the engine; with None
+    the whole list is issued at time 0.  What may begin within another action is taken to begin after it.  Waits for what is not in the list, or stands later in it, count for nothing: `check` it.
     """
     spans: list[ClockSpan] = []
     stops: dict[Name, float] = {}
     lane_free: dict[str, float] = {}
     issued = 0.0
     for action in actions:
-        start = max(issued, lane_free.get(action.lane, 0.0), *(stops.get(wait, 0.0) for wait in action.waits), 0.0)
+        start = max(issued, lane_free.get(action.lane, 0.0), *(stops.get(wait, 0.0) for wait in action.after), 0.0)
         stop = start + cost(action)
         spans.append(ClockSpan(action, start, stop))
         stops[action.name] = lane_free[action.lane] = stop
         if action.lane == issuer:
-            issued = stop
+            issued = start
     return spans
 
 

@@ -10,24 +10,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.boundary import boundary
 from nestpipe.schedule.effects import shared_rows
+from nestpipe.schedule.options import DEFAULT, Options
 
 AHEAD = {"load": 4, "move": 3, "route": 2, "retrieve": 1}
 """How many batches each early stage is ahead of the batch that computes."""
 
 
-def dbp(step: int, micro_batches: int, start: int = 0) -> list[Action]:
+def dbp(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
     """The actions that step `step` issues: the early stages of later batches first, then stage five of batch `step`."""
-    return [*early(step, start), *stage_five(step, micro_batches, start)]
+    return [*early(step, start, options), *stage_five(step, micro_batches, start, options)]
 
 
-def early(step: int, start: int) -> list[Action]:
+def early(step: int, start: int, options: Options) -> list[Action]:
     """Stages 1 to 4 of the batches ahead; the first step fills the pipeline."""
     first = {stage: step + ahead if step > start else start for stage, ahead in AHEAD.items()}
-    return [_early(s, batch, start) for s, ahead in AHEAD.items() for batch in range(first[s], step + ahead + 1)]
+    return [
+        _early(stage, batch, start, options)
+        for stage, ahead in AHEAD.items()
+        for batch in range(first[stage], step + ahead + 1)
+    ]
 
 
-def _early(stage: str, batch: int, start: int) -> Action:
+def _early(stage: str, batch: int, start: int, options: Options) -> Action:
     waits: list[Name] = []
     if stage == "move":
         waits = [("load", batch, -1)]
@@ -38,37 +44,29 @@ def _early(stage: str, batch: int, start: int) -> Action:
         if batch >= start + 2:
             # rows of t-2 that t-1 does not touch must be in the store; and the buffer of t-2 is free only then
             waits.append(("writeback", batch - 2, -1))
-    return act(stage, batch, waits=tuple(waits))
+    return act(stage, batch, waits=tuple(waits), options=options)
 
 
-def sync(step: int, start: int) -> Action:
+def sync(step: int, start: int, options: Options) -> Action:
     """Waits for this batch's rows and for the update of the last one's, then copies what both touch."""
     waits: list[Name] = [("retrieve", step, -1)]
     if step == start:
-        return act("sync", step, waits=tuple(waits))
-    action = act("sync", step, waits=(*waits, ("update", step - 1, -1), ("step", step - 1, -1)))
+        return act("sync", step, waits=tuple(waits), options=options)
+    action = act("sync", step, waits=(*waits, ("update", step - 1, -1)), options=options)
     return replace(action, effects=(*action.effects, *shared_rows(step)))
 
 
-def stage_five(step: int, micro_batches: int, start: int) -> list[Action]:
+def stage_five(step: int, micro_batches: int, start: int, options: Options) -> list[Action]:
     """From `sync` to `writeback` of one batch, its micro-batches one after another."""
     t = step
-    actions = [sync(t, start)]
+    actions = [sync(t, start, options)]
     before: Name = actions[0].name
     for m in range(micro_batches):
         actions += [
-            act("embed", t, m, waits=(before,)),
-            act("compute", t, m, waits=(("embed", t, m), ("move", t, -1))),
-            act("grad", t, m, waits=(("compute", t, m),)),
-            act("accumulate", t, m, waits=(("grad", t, m),)),
+            act("embed", t, m, (before,), options),
+            act("compute", t, m, (("embed", t, m), ("move", t, -1)), options),
+            act("grad", t, m, (("compute", t, m),), options),
+            act("accumulate", t, m, (("grad", t, m),), options),
         ]
         before = ("accumulate", t, m)
-    return [
-        *actions,
-        act("reduce", t, waits=(before,)),
-        act("agree", t, waits=(("reduce", t, -1), before)),
-        # `step` runs on the caller's thread, so what stands behind it in the list is issued late: update and writeback first
-        act("update", t, waits=(("agree", t, -1),)),
-        act("writeback", t, waits=(("update", t, -1),)),
-        act("step", t, waits=(("agree", t, -1),)),
-    ]
+    return [*actions, *boundary(t, micro_batches, options)]

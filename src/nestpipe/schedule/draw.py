@@ -73,17 +73,22 @@ def _widths(cells: Sequence[_Cell], slots: int) -> list[int]:
 
 
 def _folds(cells: Sequence[_Cell], widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Ranges of slots that fit, cut in their second half where it hurts least: no text lost, then few cells cut, then late."""
+    """Ranges of slots that fit, cut where it hurts least: no text lost, in the second half, few cells cut, late."""
     first = 0
     while first < len(widths):
         last = first + 1
         while last < len(widths) and sum(widths[first : last + 1]) <= room:
             last += 1
         if last < len(widths):
-            earliest = first + (last - first + 1) // 2
-            last = min(range(earliest, last + 1), key=lambda i: (*_hurt(cells, widths, i), -i))
+            middle = first + (last - first + 1) // 2
+            last = min(range(first + 1, last + 1), key=lambda i: _cost_of_fold(cells, widths, i, middle))
         yield first, last
         first = last
+
+
+def _cost_of_fold(cells: Sequence[_Cell], widths: Sequence[int], at: int, middle: int) -> tuple[int, bool, int, int]:
+    lost, cut = _hurt(cells, widths, at)
+    return lost, at < middle, cut, -at
 
 
 def _hurt(cells: Sequence[_Cell], widths: Sequence[int], at: int) -> tuple[int, int]:

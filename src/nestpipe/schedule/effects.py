@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nestpipe.schedule.options import DEFAULT, Options
+
 State = tuple[str | int, ...]
 
 
@@ -42,13 +44,14 @@ def shared_rows(batch: int) -> tuple[Effect, ...]:
     return tuple(Effect("copy", new, old, batches=(batch - 1, batch)) for old, new in pairs)
 
 
-def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
+def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -> tuple[Effect, ...]:
     """The effects of a stage, in order: reads see what was there before the action's own writes."""
     t, mine = batch, (batch,)
     values, state = rows(t)
     data, routes, grads = ("data", t), ("routes", t), ("grads", t)
     window, window_grads, arrived = ("window", t), ("window grads", t), ("arrived", t)
-    dense, dense_grads, verdict = ("dense",), ("dense grads",), ("verdict", t)
+    dense, verdict = ("dense",), ("verdict", t)
+    buckets: list[State] = [("dense grads", f"bucket {b}") for b in range(options.buckets)]
     match stage:
         case "load":
             return (Effect("read", ("source",)), Effect("write", data), Effect("add", ("source",)))
@@ -60,14 +63,11 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
             return (
                 Effect("read", routes),
                 *(Effect("copy", new, old, batches=mine) for old, new in zip(STORE, (values, state))),
-            )
-        case "sync":
-            return (
-                Effect("read", routes),
                 Effect("write", grads, batches=mine),
                 Effect("write", window_grads, batches=mine),
-                Effect("write", dense_grads),
             )
+        case "sync":
+            return (Effect("read", routes),)
         case "embed":
             return (Effect("read", routes), Effect("copy", window, values, batches=mine, use="first"))
         case "compute":
@@ -77,7 +77,7 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
                 Effect("read", dense),
                 Effect("read", window, batches=mine, use="used"),
                 Effect("add", window_grads, batches=mine, use="used"),
-                Effect("add", dense_grads),
+                *(Effect("add" if micro else "write", bucket) for bucket in buckets),
             )
         case "grad":
             return (Effect("read", routes), Effect("copy", arrived, window_grads, batches=mine, use="last"))
@@ -88,18 +88,19 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
                 Effect("add", grads, batches=mine, use="last"),
             )
         case "reduce":
-            return (Effect("add", dense_grads),)
+            return (Effect("add", buckets[micro]),)
         case "agree":
-            return (  # reads all gradients, and scales them where they are clipped
-                Effect("add", grads, batches=mine),
-                Effect("add", dense_grads),
+            kind = "add" if options.clips else "read"  # scales all gradients where they are clipped
+            return (
+                Effect(kind, grads, batches=mine),
+                *(Effect(kind, bucket) for bucket in buckets),
                 Effect("write", verdict),
             )
         case "step":
-            return (Effect("read", verdict), Effect("read", dense_grads), Effect("add", dense))
+            return (Effect("read", verdict), *(Effect("read", bucket) for bucket in buckets), Effect("add", dense))
         case "update":
             return (
-                Effect("read", verdict),
+                *([Effect("read", verdict)] if options.update_waits else []),
                 Effect("read", grads, batches=mine),
                 Effect("read", values, batches=mine),
                 Effect("read", state, batches=mine),
@@ -109,6 +110,7 @@ def effects_of(stage: str, batch: int, micro: int) -> tuple[Effect, ...]:
         case "writeback":
             return (
                 Effect("read", routes),
+                Effect("read", verdict),  # what was not agreed on never reaches the tables
                 *(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
             )
     raise ValueError(f"no stage {stage!r}")

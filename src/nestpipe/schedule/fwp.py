@@ -7,45 +7,36 @@ From `sync` to `update` the rows of a batch are frozen, so it does not matter wh
 from __future__ import annotations
 
 from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.boundary import boundary
+from nestpipe.schedule.options import DEFAULT, Options
 
-LOOK_AHEAD = 2
-"""How many micro-batches `embed` is ahead of `compute`: enough to keep the link busy while gradients wait their turn on it."""
 
-
-def fwp(step: int, micro_batches: int, start: int = 0) -> list[Action]:
+def fwp(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
     """The actions that step `step` issues: one batch at a time, its micro-batches overlapped."""
     before: tuple[Name, ...] = (("writeback", step - 1, -1),) if step > start else ()
     actions: list[Action] = []
     for stage in ("load", "move", "route", "retrieve", "sync"):
-        actions.append(act(stage, step, waits=before))
+        actions.append(act(stage, step, waits=before, options=options))
         before = ((stage, step, -1),)
-    return [*actions, *window(step, micro_batches)]
+    return [*actions, *window(step, micro_batches, options)]
 
 
-def window(step: int, micro_batches: int, look_ahead: int = LOOK_AHEAD) -> list[Action]:
+def window(batch: int, micro_batches: int, options: Options) -> list[Action]:
     """From the first `embed` of a batch to its `writeback`.
 
     The network lane runs in list order: rows for `look_ahead` micro-batches first, then in turns the gradients of one and the
-    rows of another.  What is on the compute lane runs on the issuing thread, so whatever may start before it stands before it.
+    rows of another.
     """
-    t, count = step, micro_batches
-    actions = [_embed(t, m) for m in range(min(1 + look_ahead, count))]
+    t, count, ahead = batch, micro_batches, 1 + options.look_ahead
+    actions = [_embed(t, m, options) for m in range(min(ahead, count))]
     for m in range(count):
-        actions.append(act("compute", t, m, waits=(("embed", t, m), ("move", t, -1))))
-        actions.append(act("grad", t, m, waits=(("compute", t, m),)))
-        if m + 1 + look_ahead < count:
-            actions.append(_embed(t, m + 1 + look_ahead))
-        actions.append(act("accumulate", t, m, waits=(("grad", t, m),)))
-    return [
-        *actions,
-        act("reduce", t, waits=(("compute", t, count - 1),)),
-        act("agree", t, waits=(("reduce", t, -1), ("accumulate", t, count - 1))),
-        # `step` runs on the caller's thread, so what stands behind it in the list is issued late: update and writeback first
-        act("update", t, waits=(("agree", t, -1),)),
-        act("writeback", t, waits=(("update", t, -1),)),
-        act("step", t, waits=(("agree", t, -1),)),
-    ]
+        actions.append(act("compute", t, m, (("embed", t, m), ("move", t, -1)), options))
+        actions.append(act("grad", t, m, (("compute", t, m),), options))
+        if m + ahead < count:
+            actions.append(_embed(t, m + ahead, options))
+        actions.append(act("accumulate", t, m, (("grad", t, m),), options))
+    return [*actions, *boundary(t, count, options)]
 
 
-def _embed(batch: int, micro: int) -> Action:
-    return act("embed", batch, micro, waits=(("sync", batch, -1),))
+def _embed(batch: int, micro: int, options: Options) -> Action:
+    return act("embed", batch, micro, (("sync", batch, -1),), options)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from nestpipe.schedule.action import Action
 from nestpipe.schedule.dbp import early, sync
 from nestpipe.schedule.fwp import window
+from nestpipe.schedule.options import DEFAULT, Options
 
 
-def nested(step: int, micro_batches: int, start: int = 0) -> list[Action]:
+def nested(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
     """The actions that step `step` issues."""
-    return [*early(step, start), sync(step, start), *window(step, micro_batches)]
+    return [*early(step, start, options), sync(step, start, options), *window(step, micro_batches, options)]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.options import DEFAULT, Options
 
 
-def serial(step: int, micro_batches: int, start: int = 0) -> list[Action]:
+def serial(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
     """The actions that step `step` of training issues: all of that batch, each waiting for the one before it."""
     names: list[Name] = [(stage, step, -1) for stage in ("load", "move", "route", "retrieve", "sync")]
     for micro in range(micro_batches):
         names += [(stage, step, micro) for stage in ("embed", "compute", "grad", "accumulate")]
-    names += [(stage, step, -1) for stage in ("reduce", "agree", "step", "update", "writeback")]
+    names += [("reduce", step, bucket) for bucket in range(options.buckets)]
+    names += [(stage, step, -1) for stage in ("agree", "step", "update", "writeback")]
     actions: list[Action] = []
     previous: tuple[Name, ...] = (("writeback", step - 1, -1),) if step > start else ()
     for stage, batch, micro in names:
-        actions.append(act(stage, batch, micro, waits=previous))
+        actions.append(act(stage, batch, micro, previous, options))
         previous = ((stage, batch, micro),)
     return actions

@@ -10,9 +10,9 @@ import numpy as np
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab
 from nestpipe.tables import disk_kernels, kernels
-from nestpipe.tables.clock import Clock
 from nestpipe.tables.disk_log import SEGMENT_BYTES, DiskLog
 from nestpipe.tables.group import TableGroup
+from nestpipe.tables.hot_rows import HotRows
 from nestpipe.tables.keyed import KeyedRows
 
 
@@ -64,7 +64,7 @@ class TieredRowStore(KeyedRows):
         self._where = Slab(np.int64, ())
         self._values = Slab(group.dtype, (group.dim,), tier.dram_rows)
         self._state = Slab(group.dtype, (group.state_width,), tier.dram_rows)
-        self._clock = Clock(tier.dram_rows)
+        self._hot = HotRows(tier.dram_rows)
         others = f" and {len(group.tables) - 1} more" if len(group.tables) > 1 else ""
         label = f"table {group.tables[0].name!r}{others}"
         words = group.dtype.itemsize // 4
@@ -101,7 +101,7 @@ class TieredRowStore(KeyedRows):
         state: np.ndarray,
         found: Found | None = None,
     ) -> None:
-        """Stores values and state of every key (no key twice); all of them go to DRAM, as far as it holds them.
+        """Stores values and state of every key (no key twice); the hot ones to DRAM, the others to disk.
 
         On a DiskTierError the store is as it was before the call.
         """
@@ -117,7 +117,7 @@ class TieredRowStore(KeyedRows):
 
     def nbytes(self) -> int:
         width = self.group.dim + self.group.state_width
-        cached = self._clock.used * width * self.group.dtype.itemsize
+        cached = self._hot.used * width * self.group.dtype.itemsize
         return cached + self._bookkeeping() + self.disk.nbytes()
 
     def overhead_per_row(self) -> float:
@@ -128,7 +128,7 @@ class TieredRowStore(KeyedRows):
             self.disk.close()
 
     def _bookkeeping(self) -> int:
-        return self.index.nbytes() + 8 * self.index.slots_used + self._clock.nbytes()
+        return self.index.nbytes() + 8 * self.index.slots_used + self._hot.nbytes()
 
     def _fetch(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
         """Fills values and state of all rows that are not negative."""
@@ -144,15 +144,14 @@ class TieredRowStore(KeyedRows):
         slots, places = self._locate(rows)
         hits = np.flatnonzero(slots >= 0)
         misses = np.flatnonzero(slots < 0)
-        admitted = min(len(misses), self._clock.capacity - len(hits))
-        entering, through = misses[:admitted], misses[admitted:]
-        taken, leaving = self._clock.choose(admitted, slots[hits])
+        places, taken, leaving = self._hot.choose(rows[misses], slots[hits])
+        entering, through = misses[places], np.delete(misses, places)
 
         # What must be written, first: it may fail, and nothing has changed yet.
         where = self._where.rows
         self.disk.make_room(len(through) + len(leaving), where)
         through_places = self.disk.append(rows[through], through, values, state)
-        victims = taken[admitted - len(leaving) :]
+        victims = taken[len(taken) - len(leaving) :]
         try:
             leaving_places = self.disk.append(leaving, victims, self._values.rows, self._state.rows)
         except OSError:
@@ -164,8 +163,8 @@ class TieredRowStore(KeyedRows):
         disk_kernels.move_home(where, leaving, leaving_places)
         disk_kernels.move_home(where, rows[through], through_places)
         disk_kernels.move_in(where, rows[entering], taken)
-        self._clock.fill(taken, rows[entering])
-        self._clock.touch(slots[hits])
+        self._hot.fill(taken, rows[entering])
+        self._hot.touch(slots[hits])
         slots[entering] = taken
         kept = np.concatenate([hits, entering])
         kernels.copy_rows(values, kept, self._values.rows, slots[kept])

@@ -131,9 +131,16 @@ class PipelineSection:
     """Micro-batches in a batch; rounding depends on it and on clustering, and on nothing else in this section."""
     clustering: bool = False
     """Put samples that share keys into the same micro-batch."""
+    look_ahead: int = 2
+    """How many micro-batches rows travel ahead of compute, in fwp and nested."""
+    early_reduce: bool = True
+    """Sum dense gradients over the workers while the last backward pass still runs; false for re-entrant checkpointing."""
+    early_update: bool = True
+    """Update rows as soon as their gradients are complete, before all workers have agreed on the batch (not with clip_norm)."""
 
     def __post_init__(self) -> None:
         _at_least("pipeline.micro_batches", self.micro_batches, 1)
+        _at_least("pipeline.look_ahead", self.look_ahead, 0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,32 @@
+"""The step boundary, from the last backward pass of a batch to what the next one may start from.
+
+Two paths run side by side.  Rows: the last gradients arrive, `update` changes the batch's buffer, and the next batch's `sync` may
+copy from it.  Dense: buckets of gradients are summed as the last backward pass finishes them, all workers `agree` that the batch
+is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that nothing of a
+batch that was not agreed on reaches the tables.
+"""
+
+from __future__ import annotations
+
+from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.options import Options
+
+
+def boundary(batch: int, micro_batches: int, options: Options) -> list[Action]:
+    """From `reduce` to `step` of one batch."""
+    t = batch
+    computed: Name = ("compute", t, micro_batches - 1)
+    complete: Name = ("accumulate", t, micro_batches - 1)
+    agreed: Name = ("agree", t, -1)
+    early = options.early_reduce
+    reduces = [
+        act("reduce", t, b, () if early else (computed,), options, within=computed if early else None)
+        for b in range(options.buckets)
+    ]
+    return [
+        *reduces,
+        act("agree", t, waits=(reduces[-1].name, complete), options=options),
+        act("update", t, waits=(agreed if options.update_waits else complete,), options=options),
+        act("writeback", t, waits=(("update", t, -1), agreed), options=options),
+        act("step", t, waits=(agreed,), options=options),
+    ]

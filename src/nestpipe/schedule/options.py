@@ -1,0 +1,29 @@
+"""What a builder may vary.  None of it changes what is computed: every choice is proven equal to `serial` with the same options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of a schedule, beside the number of micro-batches."""
+
+    buckets: int = 1
+    """Pieces in which dense gradients are summed over the workers.  The model decides, so that all schedules add alike."""
+    clips: bool = False
+    """Gradients are scaled by their global norm before anything is updated."""
+    look_ahead: int = 2
+    """How many micro-batches `embed` is ahead of `compute` in a frozen window."""
+    early_reduce: bool = True
+    """A bucket is summed as soon as the last backward pass has finished it, not after the whole pass."""
+    early_update: bool = True
+    """Rows are updated as soon as their gradients are complete; only the store and the dense model wait for the verdict."""
+
+    @property
+    def update_waits(self) -> bool:
+        """Whether rows may be updated only after all workers have agreed."""
+        return self.clips or not self.early_update
+
+
+DEFAULT = Options()

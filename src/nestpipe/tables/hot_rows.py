@@ -1,0 +1,132 @@
+"""Which rows stay in DRAM: those that batches touch most, with old touches counting less and less.
+
+Every row has a small count of the batches that touched it, in DRAM or not, which is halved from time to time.  A trained row
+that is not in DRAM has to be written somewhere: it enters only where the coldest of the next few slots is no hotter than it is,
+else it goes back to disk.  So a row of the long tail, touched once, does not push out one that half of all batches touch, and
+a choice costs no list and no sort.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from nestpipe.keys.native import prefetch_to_write
+from nestpipe.keys.slab import Slab
+
+MOST = 127
+LOOK = 16
+"""Slots of which the coldest has to leave."""
+LIFE = 10
+"""Counts are halved after this many touches per slot of DRAM."""
+_PINNED = np.uint8(0x80)
+_AHEAD = 16
+
+
+@numba.njit(nogil=True, cache=True)
+def _warm(heat, at, most):  # type: ignore[no-untyped-def]
+    """One touch more for each place."""
+    count = at.shape[0]
+    for i in range(count):
+        if i + _AHEAD < count:
+            prefetch_to_write(heat, np.uint64(at[i + _AHEAD]))
+        if heat[at[i]] < most:
+            heat[at[i]] += np.uint8(1)
+
+
+@numba.njit(nogil=True, cache=True)
+def _choose(marks, hand, keep, candidates, heat, look, entering, victims):  # type: ignore[no-untyped-def]
+    """For each candidate in turn: the coldest of the next `look` slots that are neither in `keep` nor taken, if it is no hotter.
+
+    Fills entering and victims with the numbers of those that enter and their slots.  Returns how many, and the new hand.
+    """
+    for i in range(keep.shape[0]):
+        marks[keep[i]] |= _PINNED
+    found = 0
+    for c in range(candidates.shape[0]):
+        coldest, least = -1, _PINNED
+        seen, passed = 0, 0
+        while seen < look and passed < marks.shape[0]:
+            mark = marks[hand]
+            if mark < _PINNED:
+                seen += 1
+                if mark < least:
+                    coldest, least = hand, mark
+            passed += 1
+            hand += 1
+            if hand == marks.shape[0]:
+                hand = 0
+        if seen == 0:
+            break
+        if least <= heat[candidates[c]]:
+            entering[found] = c
+            victims[found] = coldest
+            marks[coldest] |= _PINNED
+            found += 1
+    for i in range(keep.shape[0]):
+        marks[keep[i]] &= ~_PINNED
+    for i in range(found):
+        marks[victims[i]] &= ~_PINNED
+    return found, hand
+
+
+@numba.njit(nogil=True, cache=True)
+def _halve(heat, count):  # type: ignore[no-untyped-def]
+    for i in range(count):
+        heat[i] >>= np.uint8(1)
+
+
+class HotRows:
+    """Slots 0..capacity-1 and the row that each holds.  What it chooses depends on the calls alone, so runs repeat."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._rows = np.zeros(capacity, np.int64)
+        self._marks = np.zeros(capacity, np.uint8)
+        """Of the slots; `_heat` is that of rows, up to date for those that are not in DRAM."""
+        self._heat = Slab(np.uint8, ())
+        self._known = 0
+        self._hand = 0
+        self._touches = 0
+
+    def choose(self, rows: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Places in `rows` (touched, not in DRAM) of those that enter, their slots, and the rows that leave the last of these.
+
+        The slots in `keep` are not chosen.  Whether any row moves is for `fill` to say.
+        """
+        heat = self._heat.rows
+        self._known = max(self._known, int(rows.max(initial=-1)) + 1)
+        _warm(heat, rows, MOST)
+        self._count(len(rows))
+        unused = np.arange(self.used, min(self.used + len(rows), self.capacity))
+        rest = rows[len(unused) :]
+        entering, victims = np.empty(len(rest), np.int64), np.empty(len(rest), np.int64)
+        pinned = np.concatenate([keep, unused])
+        found, self._hand = _choose(self._marks, self._hand, pinned, rest, heat, LOOK, entering, victims)
+        entering, victims = entering[:found] + len(unused), victims[:found]
+        places = np.concatenate([np.arange(len(unused)), entering])
+        return places, np.concatenate([unused, victims]), self._rows[victims]
+
+    def fill(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Rows enter the slots that `choose` gave."""
+        was = slots[slots < self.used]
+        self._heat.rows[self._rows[was]] = self._marks[was]
+        self._rows[slots] = rows
+        self._marks[slots] = self._heat.rows[rows]
+        self.used = min(self.capacity, max(self.used, int(slots.max(initial=-1)) + 1))
+
+    def touch(self, slots: np.ndarray) -> None:
+        """A batch used these slots again."""
+        _warm(self._marks, slots, MOST)
+        self._count(len(slots))
+
+    def nbytes(self) -> int:
+        return self.used * (self._rows.itemsize + self._marks.itemsize) + self._known
+
+    def _count(self, touches: int) -> None:
+        self._touches += touches
+        if self._touches >= LIFE * self.capacity:
+            self._touches = 0
+            _halve(self._heat.rows, self._known)
+            _halve(self._marks, self.capacity)
