@@ -13,7 +13,7 @@ def test_each_slot_is_given_once() -> None:
     for capacity in (1, 2, 5, 50):
         hot = HotRows(capacity)
         holds: dict[int, int] = {}
-        for step in range(300):
+        for _ in range(300):
             held = np.array(sorted(holds), np.int64)
             keep = held[rng.random(len(held)) < 0.5]
             away = np.setdiff1d(np.arange(3 * capacity), list(holds.values()))

@@ -1,8 +1,8 @@
 """The dense side of one worker: a replica of the model's parameters whose gradients lie in one flat buffer per dtype.
 
 The buffer is divided into buckets, last parameters first, because a backward pass finishes those first: a bucket can be summed
-over the workers while the rest is still being computed.  Which bucket a parameter is in depends on the model alone: with more than
-two workers the division decides in which order numbers are added.
+over the workers while the rest is still being computed.  Which bucket a parameter is in depends on the model alone, since with
+more than two workers the division decides in which order numbers are added.
 """
 
 from __future__ import annotations

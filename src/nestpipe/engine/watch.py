@@ -42,8 +42,8 @@ class BackwardWatch:
             return
         if parameter in self._seen:
             raise RuntimeError(
-                "a parameter's gradient was added to twice in one backward pass (re-entrant checkpointing, or a backward() inside "
-                "the model): set pipeline.early_reduce = false"
+                "a parameter's gradient was added to twice in one backward pass (re-entrant checkpointing, or a backward() "
+                "inside the model): set pipeline.early_reduce = false"
             )
         self._seen.add(parameter)
         bucket = self._bucket_of[parameter]

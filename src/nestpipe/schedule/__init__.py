@@ -29,4 +29,16 @@ def build(name: str, batches: int, micro_batches: int, options: Options = DEFAUL
     return [action for step in steps for action in step if action.batch < batches]
 
 
-__all__ = ["BUILDERS", "LANES", "LOOKING_AHEAD", "STAGES", "Action", "Options", "build", "dbp", "fwp", "nested", "serial"]
+__all__ = [
+    "BUILDERS",
+    "LANES",
+    "LOOKING_AHEAD",
+    "STAGES",
+    "Action",
+    "Options",
+    "build",
+    "dbp",
+    "fwp",
+    "nested",
+    "serial",
+]

@@ -45,7 +45,8 @@ def run(actions: Iterable[Action], cost: Cost, issuer: str | None = ISSUER) -> l
     """The list on its lanes: each action starts once the one before it on its lane and all that it waits for have stopped.
 
     Whatever stands behind an action of the `issuer`'s lane is not issued before that has started, as in the engine; with None
-    the whole list is issued at time 0.  What may begin within another action is taken to begin after it.  Waits for what is not in the list, or stands later in it, count for nothing: `check` it.
+    the whole list is issued at time 0.  What may begin within another action is taken to begin after it.  Waits for what is not
+    in the list, or stands later in it, count for nothing: `check` it.
     """
     spans: list[ClockSpan] = []
     stops: dict[Name, float] = {}

@@ -1,4 +1,4 @@
-"""What a builder may vary.  None of it changes what is computed: every choice is proven equal to `serial` with the same options."""
+"""What a builder may vary.  None of it changes what is computed: `check` proves each equal to `serial` with the same options."""
 
 from __future__ import annotations
 
