@@ -116,39 +116,54 @@ class Collection(nn.Module, Generic[Config]):
 class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
     """Pools the rows of each sample's ids by sum or mean.  KeyedJaggedTensor in, KeyedTensor [B, sum of dims] out."""
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        view = self._current(features)
-        samples = features.stride()
-        dims = [table.embedding_dim for table, _, _ in self.lookups]
-        starts = np.concatenate([[0], np.cumsum(dims)]).astype(np.int64)
-        groups: list[Bags] = []
-        weights: list[Tensor | None] = []
-        for group in sorted({g for g, _ in self._places}):
-            mine = [i for i, (g, _) in enumerate(self._places) if g == group]
-            first = self._places[mine[0]][1]
-            rows, grads = view.rows(group)
-            groups.append(
-                Bags(
-                    rows,
-                    grads,
-                    view.index(group, first, first + len(mine)),
-                    _join([_part(features, features.lengths(), self.lookups[i][1], False) for i in mine]).numpy(),
+    def attach(self, stages: SparseStages, places: list[tuple[int, int]]) -> None:
+        super().attach(stages, places)
+        self._dims = [table.embedding_dim for table, _, _ in self.lookups]
+        self._names = [name for _, _, name in self.lookups]
+        columns = np.cumsum([0, *self._dims])
+        self._parts: list[_GroupPart] = []
+        for group in sorted({g for g, _ in places}):
+            mine = [i for i, (g, _) in enumerate(places) if g == group]
+            self._parts.append(
+                _GroupPart(
+                    group,
+                    places[mine[0]][1],
+                    [self.lookups[i][1] for i in mine],
                     np.array([self.lookups[i][0].pooling == "mean" for i in mine]),
-                    starts[:-1][mine],
+                    columns[mine],
                 )
             )
-            given = features.weights_or_none()
-            if given is None:
-                weights.append(None)
-            else:
-                weights.append(_join([_part(features, given, self.lookups[i][1], True) for i in mine]))
-        if len({bags.rows.dtype for bags in groups}) > 1:
+        if len({stages.groups[part.group].dtype for part in self._parts}) > 1:
             raise ValueError(
                 "the tables of one EmbeddingBagCollection must have one dtype: use one collection per dtype"
             )
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        view = self._current(features)
+        groups: list[Bags] = []
+        weights: list[Tensor | None] = []
+        given = features.weights_or_none()
+        for part in self._parts:
+            rows, grads = view.rows(part.group)
+            index = view.index(part.group, part.first, part.first + len(part.features))
+            places = [features.place(feature) for feature in part.features]
+            lengths = _of_features(features, features.lengths(), places, by_value=False).numpy()
+            groups.append(Bags(rows, grads, index, lengths, part.means, part.columns))
+            weights.append(None if given is None else _of_features(features, given, places, by_value=True))
         given_weights = [w for w in weights if w is not None]
-        values = Pooled.apply(self._anchor, weights, groups, (samples, int(starts[-1])), *given_weights)
-        return KeyedTensor([name for _, _, name in self.lookups], dims, values)
+        shape = (features.stride(), sum(self._dims))
+        return KeyedTensor(self._names, self._dims, Pooled.apply(self._anchor, weights, groups, shape, *given_weights))
+
+
+@dataclass(frozen=True)
+class _GroupPart:
+    """What a collection looks up in one group: its lookups there, one after another, and where they go in the output."""
+
+    group: int
+    first: int
+    features: list[str]
+    means: np.ndarray
+    columns: np.ndarray
 
 
 class EmbeddingCollection(Collection[EmbeddingConfig]):
@@ -187,24 +202,17 @@ def _same_ids(features: KeyedJaggedTensor, routed: KeyedJaggedTensor) -> bool:
     )
 
 
-def _part(features: KeyedJaggedTensor, of: Tensor, feature: str, by_value: bool) -> Tensor:
-    """The part of `lengths` (or, by value, of `weights`) that belongs to one feature."""
-    f, samples = features.place(feature), features.stride()
-    if not by_value:
-        return of[f * samples : (f + 1) * samples]
-    offsets = features.offsets()
-    return of[int(offsets[f * samples]) : int(offsets[(f + 1) * samples])]
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    """torch.cat, but without a copy where the parts already lie one after another."""
-    first = parts[0]
-    at = first.data_ptr()
-    for part in parts:
-        if part.data_ptr() != at or not part.is_contiguous() or part.requires_grad:
-            return torch.cat(parts)
-        at += part.numel() * part.element_size()
-    return first.as_strided((sum(p.numel() for p in parts),), (1,))
+def _of_features(features: KeyedJaggedTensor, of: Tensor, places: list[int], by_value: bool) -> Tensor:
+    """What of `lengths` (or, by value, of `weights`) belongs to these features, one after another; no copy where it is so."""
+    samples = features.stride()
+    ends = (
+        features.offsets()[::samples].tolist()
+        if by_value and samples
+        else [samples * f for f in range(max(places) + 2)]
+    )
+    if places == list(range(places[0], places[0] + len(places))):
+        return of[ends[places[0]] : ends[places[-1] + 1]]
+    return torch.cat([of[ends[f] : ends[f + 1]] for f in places])
 
 
 def collections_in(model: nn.Module) -> list[Collection[TableConfig]]:

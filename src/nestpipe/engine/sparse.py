@@ -14,6 +14,7 @@ import torch
 from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
+from nestpipe.engine.blocks import Blocks
 from nestpipe.engine.buffers import Buffers
 from nestpipe.engine.flight import Flight, WindowBuffer
 from nestpipe.engine.lookups import GroupLookups
@@ -44,6 +45,7 @@ class SparseStages:
         self.groups = [l.group for l in lookups]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
         self.buffers = Buffers(self.groups, buffer_limit)
+        self.blocks = Blocks()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
         self._holders = 2 if successor_reads else 1
         """Who reads a batch's buffer last: its own writeback, and the next batch's sync where there is one."""
@@ -103,9 +105,9 @@ class SparseStages:
 
     def _make_windows(self, flight: Flight) -> None:
         for window, group in zip(_routes(flight).windows, self.groups):
-            dtype = torch.float64 if group.dtype == np.float64 else torch.float32
-            rows = torch.empty((len(window), group.dim), dtype=dtype)
-            flight.windows.append(WindowBuffer(rows, torch.zeros_like(rows)))
+            rows, grads = (self.blocks.take((len(window), group.dim), group.dtype) for _ in range(2))
+            grads[:] = 0
+            flight.windows.append(WindowBuffer(torch.from_numpy(rows), torch.from_numpy(grads)))
 
     def embed(self, flight: Flight, micro: int, exchange: Exchange | None = None) -> None:
         """Rows first used in `micro`: from the owners' buffers into the requesters' windows."""
@@ -119,7 +121,9 @@ class SparseStages:
                 first, end = _run(plan.embed_ends, micro, peer)
                 if peer != me:
                     receives[peer].append(target)
-                    target = torch.empty((end - first, buffer.values.shape[1]), dtype=target.dtype)
+                    target = torch.from_numpy(
+                        self.blocks.take((end - first, buffer.values.shape[1]), buffer.values.dtype)
+                    )
                     sends[peer].append(target)
                 kernels.gather(buffer.values, plan.embed_rows[first:end], target.numpy())
         (exchange or self._row_exchange).exchange(sends, receives)
@@ -132,14 +136,15 @@ class SparseStages:
         flight.arrived[micro] = []
         for room, plan, window in zip(flight.windows, routes.owned, routes.windows):
             begin, stop = _run(plan.grad_ends, micro, 0)[0], _run(plan.grad_ends, micro, self.world.size - 1)[1]
-            arrived = torch.empty((stop - begin, room.grads.shape[1]), dtype=room.grads.dtype)
+            dtype = room.grads.numpy().dtype
+            arrived = torch.from_numpy(self.blocks.take((stop - begin, room.grads.shape[1]), dtype))
             for peer in range(self.world.size):
                 first, end = _run(plan.grad_ends, micro, peer)
                 target = arrived[first - begin : end - begin]
                 start, last = window.last_range(micro, peer)
                 if peer != me:
                     receives[peer].append(target)
-                    target = torch.empty((last - start, room.grads.shape[1]), dtype=room.grads.dtype)
+                    target = torch.from_numpy(self.blocks.take((last - start, room.grads.shape[1]), dtype))
                     sends[peer].append(target)
                 kernels.gather(room.grads.numpy(), window.last_order[start:last], target.numpy())
             flight.arrived[micro].append(arrived.numpy())

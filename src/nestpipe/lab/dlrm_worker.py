@@ -28,6 +28,7 @@ from nestpipe.keys import owners_of
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.timed import Timed, TimedConfig
 from nestpipe.tables.tiered import DiskTier, TieredRowStore
+from nestpipe.train.tracing import write_trace
 
 PEERS = Path(__file__).parents[3] / "bench" / "peers"
 OURS: dict[str, Any] = {
@@ -40,6 +41,7 @@ OURS: dict[str, Any] = {
     "compute_ms": None,  # DLRM's own; a number: the `timed` model takes so long
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
     "disk_path": tempfile.gettempdir(),
+    "trace": None,  # a file: the last steps of all workers, for `nestpipe schedule FILE` and ui.perfetto.dev
 }
 """What only our own rungs know, beside the workload that peers share."""
 
@@ -96,6 +98,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         early_update=config["early_update"],
         seed=config["seed"],
         tier=DiskTier(config["disk_path"], config["dram_rows"]) if config["dram_rows"] else None,
+        trace=config["trace"] is not None,
         world=world,
     )
     fill_tables(pipeline, config, same)
@@ -129,6 +132,8 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         sent += pipeline.sparse.traffic.bytes_sent - already
         turns.done(turn)
     rows = _per_step(disk_rows(pipeline), before, (config["steps"] + 1) * config["turns"])
+    if config["trace"] is not None:
+        write_trace(config["trace"], timeline, world)
     pipeline.close()
     return {
         "step_s": step_s,

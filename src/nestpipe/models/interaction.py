@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@functools.lru_cache
+def _pairs(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Places of the pairs in a matrix of dots, and for each place of the matrix the number of its pair (0 on the diagonal)."""
+    i, j = torch.tril_indices(count, count, offset=-1, device=device)
+    place = torch.zeros((count, count), dtype=torch.long, device=device)
+    place[i, j] = place[j, i] = torch.arange(i.numel(), device=device)
+    return i * count + j, place.flatten()
 
 
 class PairwiseDots(torch.autograd.Function):
@@ -17,20 +27,15 @@ class PairwiseDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
         ctx.save_for_backward(vectors)
-        count = vectors.shape[1]
         dots = torch.bmm(vectors, vectors.transpose(1, 2))
-        i, j = torch.tril_indices(count, count, offset=-1, device=vectors.device)
-        return torch.index_select(dots.flatten(1), 1, i * count + j)
+        return torch.index_select(dots.flatten(1), 1, _pairs(vectors.shape[1], vectors.device)[0])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
         count = vectors.shape[1]
-        i, j = torch.tril_indices(count, count, offset=-1, device=vectors.device)
         # Each pair's gradient stands twice, at (i, j) and (j, i): every vector meets each of its partners once.
-        place = torch.zeros((count, count), dtype=torch.long, device=vectors.device)
-        place[i, j] = place[j, i] = torch.arange(i.numel(), device=vectors.device)
-        symmetric = torch.index_select(grads[0], 1, place.flatten()).view(-1, count, count)
+        symmetric = torch.index_select(grads[0], 1, _pairs(count, vectors.device)[1]).view(-1, count, count)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
         return torch.bmm(symmetric, vectors)
 

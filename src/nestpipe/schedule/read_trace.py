@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from nestpipe.schedule.action import act
+from nestpipe.schedule.action import Action
 from nestpipe.schedule.clock import ClockSpan
 from nestpipe.schedule.trace import problems
 
@@ -32,7 +32,7 @@ def read_trace(path: Path, worker: int) -> list[ClockSpan]:
         raise ValueError(f"{path} has no worker {worker}: it has {there}")
     return [
         ClockSpan(
-            act(event["args"]["stage"], event["args"]["batch"], event["args"]["micro"]),
+            Action(event["args"]["stage"], event["args"]["batch"], event["args"]["micro"], (), ()),
             event["ts"] / 1e3,
             (event["ts"] + event["dur"]) / 1e3,
         )

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from nestpipe.comm.world import World
 from nestpipe.engine.timeline import Span, Timeline
-from nestpipe.schedule.action import act
+from nestpipe.schedule.action import Action
 from nestpipe.schedule.trace import merge
 
 
@@ -30,6 +30,8 @@ def write_trace(path: str, timeline: Timeline, world: World) -> None:
     workers, offsets = [], []
     for worker in everyone:
         assert worker is not None
-        workers.append([Span(act(stage, b, m), start, stop, None) for stage, b, m, start, stop in worker["spans"]])
+        workers.append(
+            [Span(Action(stage, b, m, (), ()), start, stop, None) for stage, b, m, start, stop in worker["spans"]]
+        )
         offsets.append(mine.get("now", 0.0) - worker.get("now", 0.0))
     Path(path).write_text(json.dumps(merge(workers, offsets)))

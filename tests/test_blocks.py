@@ -1,0 +1,42 @@
+"""Memory that is used again when nobody holds it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nestpipe.engine.blocks import PATIENCE, Blocks
+
+
+def test_a_block_is_used_again_only_when_nobody_holds_any_part_of_it() -> None:
+    """Promise: arrays, tensors and views of them keep a block; without them it is the next one given."""
+    blocks = Blocks()
+    first = blocks.take((100, 8), np.float32)
+    place = first.ctypes.data
+    view = torch.from_numpy(first)[10:20, 1]
+    del first
+    second = blocks.take((100, 8), np.float32)
+    assert second.ctypes.data != place
+    kept = view.numpy()[:2]
+    del view
+    assert blocks.take((90, 8), np.float32).ctypes.data not in (place, second.ctypes.data)
+    del kept
+    assert blocks.take((70, 8), np.float32).ctypes.data == place
+
+
+def test_shapes_and_types() -> None:
+    blocks = Blocks()
+    for shape, dtype in (((0, 5), np.float32), ((3,), np.float64), ((7, 2), np.uint8), ((1000, 64), np.float32)):
+        array = blocks.take(shape, dtype)
+        assert array.shape == shape and array.dtype == dtype and array.flags.c_contiguous
+        array[:] = 1
+
+
+def test_sizes_that_are_no_longer_asked_for_are_given_back() -> None:
+    blocks = Blocks()
+    blocks.take((1 << 20,), np.uint8)
+    held = []
+    for _ in range(PATIENCE + 10):
+        blocks.take((10,), np.uint8)
+    held.append(blocks.take((5000,), np.uint8))
+    assert blocks.bytes < 1 << 20
