@@ -146,7 +146,7 @@ class TrainPipeline:
             "move": lambda flight, micro: None,
             "route": lambda flight, micro: self.sparse.route(flight, self.micro_batches),
             "retrieve": lambda flight, micro: self.sparse.retrieve(flight),
-            "sync": self._sync,
+            "sync": lambda flight, micro: self.sparse.sync(flight),
             "embed": self.sparse.embed,
             "compute": self._compute,
             "grad": self.sparse.grad,
@@ -286,13 +286,10 @@ class TrainPipeline:
             split = cluster if self.clustering else Batch.split
             flight.micros = split(batch, self.micro_batches)
 
-    def _sync(self, flight: Flight, micro: int) -> None:
-        if flight.load_error is not None:
-            raise flight.load_error
-        self.sparse.sync(flight)
-
     def _compute(self, flight: Flight, micro: int) -> None:
         """The model, forward and backward, on one micro-batch; skipped where this worker's is empty."""
+        if flight.load_error is not None:
+            raise flight.load_error
         if micro == 0:
             self.dense.clear()
         batch = flight.micros[micro] if flight.has_data else None

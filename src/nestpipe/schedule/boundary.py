@@ -3,17 +3,20 @@
 Two paths run side by side.  Rows: the last gradients arrive, `update` changes the batch's buffer, and the next batch's `sync` may
 copy from it.  Dense: buckets of gradients are summed as the last backward pass finishes them, all workers `agree` that the batch
 is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that nothing of a
-batch that was not agreed on reaches the tables.
+batch that was not agreed on reaches the tables.  Where the next batch has been retrieved already, its first rows travel while the
+dense path is still on its way.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from nestpipe.schedule.action import Action, Name, act
 from nestpipe.schedule.options import Options
 
 
-def boundary(batch: int, micro_batches: int, options: Options) -> list[Action]:
-    """From `reduce` to `step` of one batch."""
+def boundary(batch: int, micro_batches: int, options: Options, opening: Sequence[Action] = ()) -> list[Action]:
+    """From `reduce` to `step` of one batch; `opening` is what of the next one need not wait for `step`."""
     t = batch
     computed: Name = ("compute", t, micro_batches - 1)
     complete: Name = ("accumulate", t, micro_batches - 1)
@@ -28,5 +31,6 @@ def boundary(batch: int, micro_batches: int, options: Options) -> list[Action]:
         act("agree", t, waits=(reduces[-1].name, complete), options=options),
         act("update", t, waits=(agreed if options.update_waits else complete,), options=options),
         act("writeback", t, waits=(("update", t, -1), agreed), options=options),
+        *opening,
         act("step", t, waits=(agreed,), options=options),
     ]

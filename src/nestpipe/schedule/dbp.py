@@ -57,16 +57,18 @@ def sync(step: int, start: int, options: Options) -> Action:
 
 
 def stage_five(step: int, micro_batches: int, start: int, options: Options) -> list[Action]:
-    """From `sync` to `writeback` of one batch, its micro-batches one after another."""
+    """From `sync` to `writeback` of one batch, its micro-batches one after another; `sync` and first rows of the next one."""
     t = step
-    actions = [sync(t, start, options)]
-    before: Name = actions[0].name
+    actions = opening(t, start, options) if t == start else []
     for m in range(micro_batches):
-        actions += [
-            act("embed", t, m, (before,), options),
-            act("compute", t, m, (("embed", t, m), ("move", t, -1)), options),
-            act("grad", t, m, (("compute", t, m),), options),
-            act("accumulate", t, m, (("grad", t, m),), options),
-        ]
-        before = ("accumulate", t, m)
-    return [*actions, *boundary(t, micro_batches, options)]
+        if m:
+            actions.append(act("embed", t, m, (("accumulate", t, m - 1),), options))
+        actions.append(act("compute", t, m, (("embed", t, m), ("move", t, -1)), options))
+        actions.append(act("grad", t, m, (("compute", t, m),), options))
+        actions.append(act("accumulate", t, m, (("grad", t, m),), options))
+    return [*actions, *boundary(t, micro_batches, options, opening(t + 1, start, options))]
+
+
+def opening(batch: int, start: int, options: Options) -> list[Action]:
+    """What of a batch may begin before the one before it has taken its dense step."""
+    return [sync(batch, start, options), act("embed", batch, 0, (("sync", batch, -1),), options)]

@@ -6,6 +6,8 @@ From `sync` to `update` the rows of a batch are frozen, so it does not matter wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nestpipe.schedule.action import Action, Name, act
 from nestpipe.schedule.boundary import boundary
 from nestpipe.schedule.options import DEFAULT, Options
@@ -18,24 +20,28 @@ def fwp(step: int, micro_batches: int, start: int = 0, options: Options = DEFAUL
     for stage in ("load", "move", "route", "retrieve", "sync"):
         actions.append(act(stage, step, waits=before, options=options))
         before = ((stage, step, -1),)
-    return [*actions, *window(step, micro_batches, options)]
+    return [*actions, *first_rows(step, micro_batches, options), *window(step, micro_batches, options)]
 
 
-def window(batch: int, micro_batches: int, options: Options) -> list[Action]:
-    """From the first `embed` of a batch to its `writeback`.
+def first_rows(batch: int, micro_batches: int, options: Options) -> list[Action]:
+    """Rows for the first `look_ahead` + 1 micro-batches."""
+    return [_embed(batch, m, options) for m in range(min(1 + options.look_ahead, micro_batches))]
 
-    The network lane runs in list order: rows for `look_ahead` micro-batches first, then in turns the gradients of one and the
-    rows of another.
+
+def window(batch: int, micro_batches: int, options: Options, opening: Sequence[Action] = ()) -> list[Action]:
+    """What comes after `first_rows`, to the end of the batch: in turns the gradients of one micro-batch and rows of another.
+
+    `opening`: of the next batch, for `boundary`.
     """
     t, count, ahead = batch, micro_batches, 1 + options.look_ahead
-    actions = [_embed(t, m, options) for m in range(min(ahead, count))]
+    actions: list[Action] = []
     for m in range(count):
         actions.append(act("compute", t, m, (("embed", t, m), ("move", t, -1)), options))
         actions.append(act("grad", t, m, (("compute", t, m),), options))
         if m + ahead < count:
             actions.append(_embed(t, m + ahead, options))
         actions.append(act("accumulate", t, m, (("grad", t, m),), options))
-    return [*actions, *boundary(t, count, options)]
+    return [*actions, *boundary(t, count, options, opening)]
 
 
 def _embed(batch: int, micro: int, options: Options) -> Action:
