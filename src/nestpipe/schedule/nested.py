@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from nestpipe.schedule.action import Action
-from nestpipe.schedule.dbp import early, sync
+from nestpipe.schedule.dbp import early, opening
 from nestpipe.schedule.fwp import first_rows, window
 from nestpipe.schedule.options import DEFAULT, Options
 
 
 def nested(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
-    """The actions that step `step` issues."""
+    """The actions that step `step` issues.
 
-    def opening(batch: int) -> list[Action]:
-        return [sync(batch, start, options), *first_rows(batch, micro_batches, options)]
-
+    Of the next batch only the first rows go on their way early: more would delay the dense gradients on the link.
+    """
     return [
         *early(step, start, options),
-        *(opening(step) if step == start else []),
-        *window(step, micro_batches, options, opening(step + 1)),
+        *(opening(step, start, options) if step == start else []),
+        *first_rows(step, micro_batches, options)[1:],
+        *window(step, micro_batches, options, opening(step + 1, start, options)),
     ]
