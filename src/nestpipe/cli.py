@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs every rung of a ladder (a TOML file in bench/) several times, interleaved, and compares the slowest "
         "worker's step time: median, spread, and the ratio to each peer.",
     )
-    bench.add_argument("ladder", help="such as dlrm")
+    bench.add_argument("ladder", help="such as dlrm; or clustering: rows sent with samples divided in several ways")
     bench.add_argument("--peers", action="append", default=[], metavar="P", help="peers to measure beside: torchrec")
     bench.add_argument(
         "--rounds", type=int, metavar="N", help="turns that each rung takes; default what the ladder says"
@@ -159,6 +159,9 @@ def _parser() -> argparse.ArgumentParser:
         default="none",
         metavar="RATE",
         help="a host per worker in network namespaces, with links of this rate, such as 500mbit (needs root); none: loopback",
+    )
+    bench.add_argument(
+        "--data", metavar="FILE", help="clustering: a MovieLens file (u.data, ml-1m.zip) to measure on, too"
     )
     bench.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
     bench.set_defaults(command=_bench)

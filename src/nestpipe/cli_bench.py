@@ -13,9 +13,16 @@ from nestpipe.cli import PIPE_WIDTH, check_json, write_json
 from nestpipe.lab.ladder import load_ladder, run_ladder
 from nestpipe.train.display import Display
 
+CLUSTERING = "clustering"
+"""Not a ladder, but measured by the same command."""
+
 
 def bench(args: argparse.Namespace) -> int:
     check_json(args.json)
+    if args.ladder == CLUSTERING:
+        return _bench_clustering(args)
+    if args.data is not None:
+        raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder makes its own data")
     ladder = load_ladder(args.ladder)
     rounds = args.rounds if args.rounds is not None else ladder.rounds
     if rounds < 1:
@@ -33,6 +40,36 @@ def bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_clustering(args: argparse.Namespace) -> int:
+    from nestpipe.lab.clustering_bench import measure
+
+    for flag, given in (("--peers", args.peers), ("--rounds", args.rounds), ("--link", args.link != "none")):
+        if given:
+            raise ValueError(f"{flag} is for ladders; `nestpipe bench {CLUSTERING}` counts rows on one worker")
+    with Display(CLUSTERING) as display:
+        rows = measure(args.data, display.show)
+    title = (
+        "rows sent per batch and worker, by how samples are divided into micro-batches (dedup per micro-batch), and CPU"
+    )
+    table = Table(title=title, title_justify="left")
+    for column in ("data", "N", "random", "clustered", "fewer", "window dedup", "fewer", "CPU ms"):
+        table.add_column(column, justify="left" if column == "data" else "right")
+    for row in rows:
+        table.add_row(
+            row["data"],
+            str(row["micro_batches"]),
+            f"{row['random']:,.0f}",
+            f"{row['clustered']:,.0f}",
+            f"{row['fewer']:.1%}",
+            f"{row['window']:,.0f}",
+            f"{row['fewer_at_most']:.1%}",
+            f"{row['cpu_ms']:.1f}",
+        )
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    write_json(args.json, {"rows": rows})
+    return 0
+
+
 def _steps(result: dict[str, Any]) -> Table:
     """Step times, and how many times faster than each rung that others are compared with: median and quartiles over rounds."""
     rungs = result["rungs"]
@@ -40,14 +77,25 @@ def _steps(result: dict[str, Any]) -> Table:
     title = f"{result['title']}; {result['workers']} workers{link}, {result['rounds']} rounds"
     table = Table(title=title, title_justify="left")
     against = list(rungs[0]["ratios"])
-    for column in ("rung", "ms/step", "least - most", "CPU ms", "samples/s", *(f"x {name}" for name in against)):
+    limited = any("of_limit" in rung for rung in rungs)
+    wired = any("wire_bytes" in rung for rung in rungs)
+    columns = ["rung", "ms/step", "least - most", "CPU ms", "samples/s", *(["MB sent"] if wired else [])]
+    columns += [*(f"x {name}" for name in against), *(["of the limit"] if limited else [])]
+    for column in columns:
         table.add_column(column, justify="left" if column == "rung" else "right")
     for rung in rungs:
         spread = f"{min(rung['step_ms_all']):.1f} - {max(rung['step_ms_all']):.1f}"
         row = [f"{rung['step_ms']:.1f}", spread, f"{rung['cpu_ms']:.1f}", f"{rung['samples_per_s']:,.0f}"]
-        ratios = ["{median:.2f} ({low:.2f} - {high:.2f})".format(**rung["ratios"][name]) for name in against]
-        table.add_row(rung["name"], *row, *ratios)
+        if wired:
+            row.append(f"{rung['wire_bytes'] / 1e6:.2f}" if "wire_bytes" in rung else "")
+        row += [_median(rung["ratios"][name]) for name in against]
+        row += [_median(rung["of_limit"]) if "of_limit" in rung else ""] if limited else []
+        table.add_row(rung["name"], *row)
     return table
+
+
+def _median(spread: dict[str, float]) -> str:
+    return "{median:.2f} ({low:.2f} - {high:.2f})".format(**spread)
 
 
 def _told(hidden: dict[str, Any]) -> str:

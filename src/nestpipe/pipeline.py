@@ -23,6 +23,7 @@ from nestpipe.embedding import View, attach_collections, collections_in
 from nestpipe.engine.dense import DenseReplica
 from nestpipe.engine.engine import CALLERS_LANE, Engine, StageFunction
 from nestpipe.engine.flight import Flight, Verdict
+from nestpipe.engine.mixing_models import refuse_mixing
 from nestpipe.engine.routing import MAX_MICRO_BATCHES
 from nestpipe.engine.timeline import Timeline
 from nestpipe.engine.warm import compile_kernels
@@ -97,6 +98,7 @@ class TrainPipeline:
             )
         if not (sparse_optimizer is None or hasattr(sparse_optimizer, "state_width")):
             raise TypeError("sparse_optimizer must be one of nestpipe's: SGD, RowWiseAdagrad, Adagrad, Adam")
+        refuse_mixing(model, micro_batches)
         self.model = model
         self.optimizer = dense_optimizer
         self.world = world or World.join()

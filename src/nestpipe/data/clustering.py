@@ -50,19 +50,30 @@ def compile_clustering() -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def _shared_keys(inverse, offsets, samples, features, counts):  # type: ignore[no-untyped-def]
-    """Sample by sample, its keys that others have too: (ends, keys)."""
+def _shared_keys(inverse, offsets, samples, features, unique):  # type: ignore[no-untyped-def]
+    """Sample by sample, its keys that come more than once, numbered anew: (ends, keys), and how often each comes."""
+    times = np.zeros(unique, np.int32)
+    for i in range(inverse.shape[0]):
+        times[inverse[i]] += 1
+    number = np.full(unique, -1, np.int32)  # few keys are shared, so what is kept of each part stays in the cache
+    counts = np.empty(unique, np.int32)
+    shared = 0
+    for u in range(unique):
+        if times[u] > 1:
+            number[u] = shared
+            counts[shared] = times[u]
+            shared += 1
     ends = np.empty(samples, np.int64)
     keys = np.empty(inverse.shape[0], np.int32)
     total = 0
     for b in range(samples):
         for f in range(features):
             for j in range(offsets[f * samples + b], offsets[f * samples + b + 1]):
-                if counts[inverse[j]] > 1:
-                    keys[total] = inverse[j]
+                if number[inverse[j]] >= 0:
+                    keys[total] = number[inverse[j]]
                     total += 1
         ends[b] = total
-    return ends, keys[:total]
+    return ends, keys[:total], counts[:shared]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -90,41 +101,39 @@ def _first_parts(ends, keys, counts, sizes):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _overlaps(keys, start, end, there, overlap):  # type: ignore[no-untyped-def]
-    """overlap[p] = how many of a sample's keys are in part p."""
+def _take_out(keys, start, end, there, part, overlap):  # type: ignore[no-untyped-def]
+    """Takes a sample's keys out of its part; overlap[p] = how many of them are in part p then."""
     overlap[:] = 0
     for j in range(start, end):
+        row = there[keys[j]]
+        row[part] -= np.int32(1)
         for p in range(overlap.shape[0]):
-            overlap[p] += there[keys[j], p] > 0
+            overlap[p] += np.int32(row[p] > 0)
 
 
 @numba.njit(nogil=True, cache=True)
-def _move(keys, start, end, there, part, by):  # type: ignore[no-untyped-def]
+def _put_in(keys, start, end, there, part):  # type: ignore[no-untyped-def]
     for j in range(start, end):
-        there[keys[j], part] += by
+        there[keys[j], part] += np.int32(1)
 
 
 @numba.njit(nogil=True, cache=True)
 def _cluster(inverse, offsets, samples, features, unique, sizes, passes, slack):  # type: ignore[no-untyped-def]
     parts_count = sizes.shape[0]
-    counts = np.zeros(unique, np.int64)
-    for i in range(inverse.shape[0]):
-        counts[inverse[i]] += 1
-    ends, keys = _shared_keys(inverse, offsets, samples, features, counts)
+    ends, keys, counts = _shared_keys(inverse, offsets, samples, features, unique)
     parts = _first_parts(ends, keys, counts, sizes)
-    there = np.zeros((unique, parts_count), np.int32)
+    there = np.zeros((counts.shape[0], parts_count), np.int32)
     held = np.zeros(parts_count, np.int64)
     for b in range(samples):
-        _move(keys, ends[b - 1] if b else 0, ends[b], there, parts[b], 1)
+        _put_in(keys, ends[b - 1] if b else 0, ends[b], there, parts[b])
         held[parts[b]] += 1
-    overlap = np.empty(parts_count, np.int64)
+    overlap = np.empty(parts_count, np.int32)
     most = np.int64(np.ceil(sizes.max() * (1 + slack)))
     for _ in range(passes):
         for b in range(samples):
             start, end, old = ends[b - 1] if b else 0, ends[b], parts[b]
-            _move(keys, start, end, there, old, -1)
+            _take_out(keys, start, end, there, old, overlap)
             held[old] -= 1
-            _overlaps(keys, start, end, there, overlap)
             best = old
             for p in range(parts_count):
                 more = overlap[p] > overlap[best] or (overlap[p] == overlap[best] and held[p] < held[best])
@@ -132,7 +141,7 @@ def _cluster(inverse, offsets, samples, features, unique, sizes, passes, slack):
                     best = p
             parts[b] = best
             held[best] += 1
-            _move(keys, start, end, there, best, 1)
+            _put_in(keys, start, end, there, best)
     _even_out(ends, keys, parts, sizes, held, there, overlap)
     return parts
 
@@ -148,10 +157,9 @@ def _even_out(ends, keys, parts, sizes, held, there, overlap):  # type: ignore[n
         for m in range(members.shape[0]):
             b = members[m]
             start, end = ends[b - 1] if b else 0, ends[b]
-            _move(keys, start, end, there, p, -1)
-            _overlaps(keys, start, end, there, overlap)
-            _move(keys, start, end, there, p, 1)
-            elsewhere = np.int64(-1)
+            _take_out(keys, start, end, there, p, overlap)
+            _put_in(keys, start, end, there, p)
+            elsewhere = np.int32(-1)
             for q in range(sizes.shape[0]):
                 if held[q] < sizes[q]:
                     elsewhere = max(elsewhere, overlap[q])
@@ -160,13 +168,12 @@ def _even_out(ends, keys, parts, sizes, held, there, overlap):  # type: ignore[n
         for m in range(held[p] - sizes[p]):
             b = members[order[m]]
             start, end = ends[b - 1] if b else 0, ends[b]
-            _move(keys, start, end, there, p, -1)
+            _take_out(keys, start, end, there, p, overlap)
             held[p] -= 1
-            _overlaps(keys, start, end, there, overlap)
             best = -1
             for q in range(sizes.shape[0]):
                 if held[q] < sizes[q] and q != p and (best < 0 or overlap[q] > overlap[best]):
                     best = q
             parts[b] = best
             held[best] += 1
-            _move(keys, start, end, there, best, 1)
+            _put_in(keys, start, end, there, best)

@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import nn
 
 from nestpipe import Batch, KeyedJaggedTensor, RowWiseAdagrad, TrainPipeline, World
+from nestpipe.comm.exchange import Exchange
+from nestpipe.engine.flight import Flight
 from nestpipe.keys import owners_of
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.timed import Timed, TimedConfig
@@ -41,6 +43,7 @@ OURS: dict[str, Any] = {
     "compute_ms": None,  # DLRM's own; a number: the `timed` model takes so long
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
     "disk_path": tempfile.gettempdir(),
+    "only": None,  # "compute": rows and gradients do not travel; "wire": nothing is computed.  For limits, not for losses
     "trace": None,  # a file: the last steps of all workers, for `nestpipe schedule FILE` and ui.perfetto.dev
 }
 """What only our own rungs know, beside the workload that peers share."""
@@ -81,6 +84,34 @@ def make_model(config: dict[str, Any]) -> nn.Module:
     return Timed(TimedConfig(config["dim"], third, 2 * third, config["batch"]), names)
 
 
+class SilentExchange(Exchange):
+    """Says nothing to anybody, and hears zeros."""
+
+    def exchange(self, sends: Sequence[Sequence[torch.Tensor]], receives: Sequence[Sequence[torch.Tensor]]) -> None:
+        for tensors in receives:
+            for tensor in tensors:
+                tensor.zero_()
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
+        pass
+
+
+def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
+    """What a step would take if it had only to compute, or only to send and receive: no schedule can be faster than either."""
+    if only == "compute":
+        pipeline.sparse._row_exchange = SilentExchange(pipeline.world, "network")
+        pipeline.dense.exchange = pipeline._dense_exchange = SilentExchange(pipeline.world, "dense")
+    elif only == "wire":
+
+        def nothing(flight: Flight, micro: int) -> None:
+            pipeline.dense.clear() if micro == 0 else None
+            flight.outputs.append(None)
+
+        pipeline.engine.replace(compute=nothing, step=lambda flight, micro: None)
+    elif only is not None:
+        raise ValueError(f"only must be compute or wire, not {only!r}")
+
+
 def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str, Any]:
     """Warm up, then the timed steps, turn by turn.  Returns this worker's figures."""
     torch.manual_seed(config["seed"])
@@ -101,6 +132,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         trace=config["trace"] is not None,
         world=world,
     )
+    leave_out(pipeline, config["only"])
     fill_tables(pipeline, config, same)
     data = batches(config, world.rank, same)
     turns.wait(0)

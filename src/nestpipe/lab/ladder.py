@@ -75,6 +75,8 @@ class Ladder:
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     """Rungs that all others are compared with."""
+    limit: list[str] = field(default_factory=list)
+    """Rungs that do a part of a step's work each: in every round the slowest of them is what no schedule can beat."""
     hides: list[Hides] = field(default_factory=list)
 
 
@@ -96,7 +98,9 @@ def load_ladder(name: str) -> Ladder:
     workload = values.pop("workload", {})
     hides = [Hides(**h) for h in values.pop("hides", [])]
     plain = build(_Plain, values, name)
-    return Ladder(plain.title, plain.worker, rungs, workload, plain.workers, plain.rounds, plain.against, hides)
+    return Ladder(
+        plain.title, plain.worker, rungs, workload, plain.workers, plain.rounds, plain.against, plain.limit, hides
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class _Plain:
     workers: int = 2
     rounds: int = 12
     against: list[str] = field(default_factory=list)
+    limit: list[str] = field(default_factory=list)
 
 
 def run_ladder(
@@ -232,6 +237,10 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
             for name in ladder.against
             if name in by_name
         }
+    limits = [max(ms) for ms in zip(*(by_name[name] for name in ladder.limit if name in by_name))]
+    for summary in summaries if limits else []:
+        if summary["peer"] is None:
+            summary["of_limit"] = _spread([ms / limit for ms, limit in zip(summary["step_ms_all"], limits)])
     hidden = [_hidden(hides, summaries) for hides in ladder.hides]
     return {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
 

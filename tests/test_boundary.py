@@ -1,0 +1,266 @@
+"""The step boundary: buckets summed inside the last backward pass, rows updated before the verdict.  The same bits, sooner."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nestpipe import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, TrainPipeline, World
+from nestpipe.engine import dense
+from nestpipe.engine.watch import BackwardWatch
+from nestpipe.pipeline import NotFinite
+from oracle import Trained
+from test_schedules import COMMON, Steps, batches
+from training import gather
+from workers import run
+
+
+class Deep(nn.Module):
+    """Five layers, so that there are buckets; `spoil` is called with the first hidden layer and the batch's first key."""
+
+    def __init__(self, spoil: Callable[[Tensor, int], Tensor] | None = None) -> None:
+        super().__init__()
+        self.sparse = EmbeddingBagCollection([EmbeddingBagConfig("t", 4, ["f"], init_scale=1.0)])
+        torch.manual_seed(5)
+        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
+        self.spoil = spoil
+
+    def forward(self, batch: Batch) -> tuple[Tensor, None]:
+        hidden = self.sparse(batch.sparse_features).values()
+        if self.spoil is not None:
+            hidden = self.spoil(hidden, int(batch.sparse_features.values()[0]))
+        return self.layers(hidden).tanh().square().mean(), None
+
+
+@contextmanager
+def small_buckets() -> Iterator[None]:
+    """Every layer gets a bucket of its own."""
+    kept = dense.LEAST_BYTES, dense.BUCKETS
+    dense.LEAST_BYTES, dense.BUCKETS = 4, 100
+    try:
+        yield
+    finally:
+        dense.LEAST_BYTES, dense.BUCKETS = kept
+
+
+def make(
+    world: World, schedule: str, micro_batches: int, model: nn.Module | None = None, **options: Any
+) -> TrainPipeline:
+    model = model or Deep()
+    with small_buckets():
+        pipeline = TrainPipeline(
+            model,
+            torch.optim.Adam(model.parameters(), 0.1),
+            RowWiseAdagrad(0.1),
+            schedule=schedule,
+            micro_batches=micro_batches,
+            world=world,
+            **options,
+        )
+    assert len(pipeline.dense.buckets) > 2
+    return pipeline
+
+
+def trained(
+    world: World,
+    steps: Steps,
+    schedule: str,
+    micro_batches: int,
+    spoil: Callable[[TrainPipeline], None] | None = None,
+    **options: Any,
+) -> tuple[dict[str, bytes], list[float]]:
+    pipeline = make(world, schedule, micro_batches, **options)
+    if spoil is not None:
+        spoil(pipeline)
+    data = batches(steps, world.rank)
+    losses = []
+    while step := pipeline.progress(data):
+        losses.append(step.loss)
+    left = Trained()
+    gather(pipeline, left)
+    pipeline.close()
+    parts = {"rows": left.rows, "state": left.state, "dense": left.dense, "adam": left.dense_state}
+    return {f"{what} {name}": a.tobytes() for what, part in parts.items() for name, a in part.items()}, losses
+
+
+STEPS: Steps = [[[1, 2, 3, 10 + t], [2, 3, 4, 30 + t], [] if t == 3 else [1, 5 + t % 2, 50 + t]] for t in range(7)]
+
+
+def all_equal(world: World, schedule: str, micro_batches: int, clip_norm: float | None) -> bool:
+    wanted = trained(world, STEPS, "serial", micro_batches, clip_norm=clip_norm)
+    return all(
+        wanted
+        == trained(
+            world,
+            STEPS,
+            schedule,
+            micro_batches,
+            clip_norm=clip_norm,
+            early_reduce=early_reduce,
+            early_update=early_update,
+            look_ahead=look_ahead,
+        )
+        for early_reduce in (False, True)
+        for early_update in (False, True)
+        for look_ahead in (0, 5)
+    )
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+@pytest.mark.parametrize("schedule, micro_batches", [("dbp", 1), ("fwp", 4), ("nested", 4)])
+def test_boundary_options_change_no_bit(schedule: str, micro_batches: int, clip_norm: float | None) -> None:
+    """Promise: early or late, on three workers (where the order of sums matters), with and without clipping."""
+    assert all(run(3, all_equal, schedule, micro_batches, clip_norm))
+
+
+def told_too_early(pipeline: TrainPipeline) -> None:
+    """All buckets are called final when the last backward pass begins; gradients take a moment."""
+    watching = BackwardWatch.watching
+
+    @contextmanager
+    def at_once(self: BackwardWatch, events: list[threading.Event]) -> Iterator[None]:
+        for event in events:
+            event.set()
+        time.sleep(0.02)
+        with watching(self, [threading.Event() for _ in events]):
+            yield
+
+    pipeline._watch.watching = at_once.__get__(pipeline._watch)  # type: ignore[union-attr]
+
+
+def differs(world: World) -> bool:
+    return trained(world, COMMON, "serial", 2) != trained(world, COMMON, "nested", 2, told_too_early)
+
+
+def test_a_bucket_summed_before_it_is_final_changes_the_result() -> None:
+    """The comparison above is able to fail."""
+    assert any(run(2, differs))
+
+
+def overlap(world: World) -> bool:
+    """Whether the first bucket's sum began before the last backward pass was over."""
+
+    def slow(hidden: Tensor, key: int) -> Tensor:
+        hidden = hidden.clone()
+        hidden.register_hook(lambda grad: time.sleep(0.05))
+        return hidden
+
+    pipeline = make(world, "nested", 2, Deep(slow), trace=True)
+    data = batches(COMMON, world.rank)
+    while pipeline.progress(data):
+        pass
+    spans = {span.action.name: span for span in pipeline.engine.timeline.kept}
+    pipeline.close()
+    return all(spans["reduce", t, 0].start < spans["compute", t, 1].stop - 0.03 for t in range(1, 7))
+
+
+def test_buckets_leave_inside_the_last_backward_pass() -> None:
+    """Promise: what the backward pass has finished is on its way while it goes on."""
+    assert all(run(2, overlap))
+
+
+def twice(world: World) -> str:
+    """A model that runs a backward pass of its own within its forward pass's graph."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.layer = layer
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                ctx.layer(x.detach()).sum().backward()
+            return grads[0], None
+
+    model = Deep()
+    model.spoil = lambda hidden, key: Again.apply(hidden, model.layers[0])  # type: ignore[no-untyped-call]
+    pipeline = make(world, "nested", 1, model)
+    try:
+        pipeline.progress(batches(COMMON, world.rank))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_backward_pass_inside_another_is_refused() -> None:
+    """Its gradients come after they were called final: noticed, with what to do."""
+    assert "pipeline.early_reduce = false" in run(1, twice)[0]
+
+
+def rows_after_a_bad_batch(world: World, schedule: str) -> bool:
+    """Whether the tables are as the last good batch left them, after batch 3 gave a loss that is not finite."""
+    bad = 3
+
+    def spoil(hidden: Tensor, key: int) -> Tensor:
+        return hidden * float("nan") if key == 700 else hidden
+
+    steps: Steps = [[[1, 2, 3], [2, 3, 4]] for _ in range(6)]
+    steps[bad] = [[700, 1, 2], [1, 2, 5]]
+    pipeline = make(world, schedule, 2, Deep(spoil))
+    data, message = batches(steps, world.rank), ""
+    try:
+        while pipeline.progress(data):
+            pass
+    except NotFinite as error:
+        message = str(error)
+    good = make(world, "serial", 2, Deep(spoil))
+    data = batches(steps[:bad], world.rank)
+    while good.progress(data):
+        pass
+    keys = np.arange(6)
+    tables = np.zeros(6, np.uint16)
+    found = []
+    for one in (pipeline, good):
+        values, state = np.zeros((6, 4), np.float32), np.zeros((6, 1), np.float32)
+        one.sparse.stores[0].retrieve(tables, keys, values, state)
+        found.append((values.tobytes(), state.tobytes()))
+    return f"batch {bad}" in message and found[0] == found[1]
+
+
+@pytest.mark.parametrize("schedule", ["dbp", "fwp", "nested"])
+def test_nothing_of_a_bad_batch_reaches_the_tables(schedule: str) -> None:
+    """Promise: rows in the batch's own buffer may be updated before all workers have agreed, the tables never."""
+    assert all(run(2, rows_after_a_bad_batch, schedule))
+
+
+def test_batchnorm_is_refused_with_micro_batches() -> None:
+    """Promise: found when the pipeline is built, and the line says what to do."""
+    model = Deep()
+    model.layers.append(nn.BatchNorm1d(4))
+    with pytest.raises(
+        ValueError, match=r"BatchNorm1d at 'layers\.5' mixes the samples .* or pipeline\.micro_batches = 1"
+    ):
+        make(World.single(), "serial", 2, model)
+    make(World.single(), "serial", 1, model).close()
+
+
+def test_a_failed_pass_leaves_no_lane_waiting() -> None:
+    """An error inside the last backward pass ends the run; the lane that waits for its buckets ends, too."""
+
+    def fail(hidden: Tensor, key: int) -> Tensor:
+        hidden = hidden.clone()
+        hidden.register_hook(lambda grad: _raise())
+        return hidden
+
+    pipeline = make(World.single(), "nested", 2, Deep(fail))
+    with pytest.raises(ZeroDivisionError):
+        pipeline.progress(batches([[[1, 2]]], 0))
+    start = time.monotonic()
+    pipeline.close()
+    assert time.monotonic() - start < 5
+
+
+def _raise() -> None:
+    raise ZeroDivisionError
