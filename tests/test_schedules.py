@@ -32,7 +32,7 @@ from nestpipe.schedule import BUILDERS
 from nestpipe.tables import kernels
 from oracle import Trained
 from training import gather
-from workers import run
+from workers import run, run_once
 
 Steps = list[list[list[int]]]
 """Per step, per worker: the keys of its samples, one each."""
@@ -97,9 +97,11 @@ def trained(
     }
 
 
-def both(world: World, steps: Steps, optimizer: str, micro_batches: int, schedule: str, clustering: bool) -> bool:
-    serial = trained(world, steps, "serial", optimizer, micro_batches, clustering=clustering)
-    return serial == trained(world, steps, schedule, optimizer, micro_batches, clustering=clustering)
+def both(
+    world: World, steps: Steps, optimizer: str, micro_batches: int, schedule: str, options: dict[str, Any]
+) -> bool:
+    serial = trained(world, steps, "serial", optimizer, micro_batches, **options)
+    return serial == trained(world, steps, schedule, optimizer, micro_batches, **options)
 
 
 def keys(draw: st.DrawFn, pool: list[int], most: int) -> list[int]:
@@ -133,14 +135,15 @@ def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
     st.sampled_from(list(OPTIMIZERS)),
     st.sampled_from([1, 3, 5]),
     st.sampled_from([name for name in BUILDERS if name != "serial"]),
-    st.booleans(),
+    st.fixed_dictionaries({"clustering": st.booleans(), "window_limit": st.sampled_from([None, 1, 200])}),
 )
 def test_bit_for_bit(
-    drawn: tuple[int, Steps], optimizer: str, micro_batches: int, schedule: str, clustering: bool
+    drawn: tuple[int, Steps], optimizer: str, micro_batches: int, schedule: str, options: dict[str, Any]
 ) -> None:
-    """Promise 1: any overlap of consecutive batches, any optimizer, 1 to 3 workers, empty and uneven batches, any schedule."""
+    """Promise 1: any overlap of consecutive batches, any optimizer, 1 to 3 workers, empty and uneven batches, any schedule;
+    dedup over the window or, where its limit says so (for some batches, on some workers), per micro-batch."""
     workers, steps = drawn
-    assert all(run(workers, both, steps, optimizer, micro_batches, schedule, clustering))
+    assert all(run(workers, both, steps, optimizer, micro_batches, schedule, options))
 
 
 EVERY_OTHER: Steps = [[[100 * (t % 2), 100 * (t % 2) + 1, t], [100 * (t % 2), 50 + t]] for t in range(8)]
@@ -305,16 +308,35 @@ def limited(world: World, limit: int) -> str:
     try:
         trained(world, COMMON, "dbp", buffer_limit=limit)
     except BufferLimit as error:
-        time.sleep(1)  # the other worker must come to its own error before this one is gone
         return str(error)
     return ""
 
 
 def test_buffer_limit_names_the_batch() -> None:
     """memory.buffer_limit stops a batch that would not fit before memory runs out, and says which and how much."""
-    for message in run(2, limited, 100):
+    for message in run_once(2, limited, 100, timeout=30):  # what was read ahead is left on the way
         assert "batch 0 needs" in message and "memory.buffer_limit" in message
     assert run(2, limited, 1 << 20) == ["", ""]
+
+
+def limited_windows(world: World, limit: int | None) -> tuple[list[float], int, int]:
+    """Losses, batches whose windows were too large, and bytes sent."""
+    model = Model()
+    pipeline = TrainPipeline(model, None, SGD(0.1), schedule="nested", micro_batches=4, window_limit=limit, world=world)
+    data = batches([[[1, 2, 1, 2, 1, 2, 1, 2] * 4] * 2 for _ in range(5)], world.rank)
+    losses = []
+    while step := pipeline.progress(data):
+        losses.append(step.loss)
+    pipeline.close()
+    return losses, pipeline.sparse.windows_by_micro, pipeline.sparse.traffic.bytes_sent
+
+
+def test_a_window_that_would_be_too_large_is_divided() -> None:
+    """memory.window_limit: the batch is deduplicated per micro-batch, which sends more, trains the same, and is told."""
+    whole, divided = run(2, limited_windows, None), run(2, limited_windows, 1)
+    for (losses, none, sent), (others, all_of_them, more) in zip(whole, divided):
+        assert none == 0 and all_of_them == 5 and more > 1.5 * sent
+        assert others == pytest.approx(losses, rel=1e-5)
 
 
 def settles(world: World) -> tuple[int, int]:

@@ -270,6 +270,12 @@ def _show_stages(console: Console, summary: dict[str, Any]) -> None:
             numbers = [f"{ms[kind]:.1f}" for kind in ("busy_ms", "hidden_ms", "exposed_ms")]
             table.add_row(stage, *numbers, f"{share:.0%}", style="dim" if share < 0.005 else None)
     console.print(table, highlight=False)
+    if summary["windows_by_micro"]:
+        console.print(
+            f"{summary['windows_by_micro']:,} of {summary['steps']:,} batches of worker 0 were deduplicated per micro-batch, "
+            "which sends more rows: their windows would have passed memory.window_limit",
+            highlight=False,
+        )
 
 
 def check_json(place: str | None, flag: str = "--json") -> None:

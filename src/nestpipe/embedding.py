@@ -43,16 +43,18 @@ class View:
         assert routes is not None
         flat, at = ends.reshape(-1), self.micro * ends.shape[1]
         begin = int(flat[at + first - 1]) if at + first else 0
-        return routes.windows[group].inverse[begin : int(flat[at + stop - 1])]
+        index = routes.windows[group].inverse[begin : int(flat[at + stop - 1])]
+        first = self.flight.windows[group].of(self.micro).begin
+        return index - np.int32(first) if first else index
 
     def rows(self, group: int) -> tuple[Tensor, Tensor | None]:
-        room = self.flight.windows[group]
+        room = self.flight.windows[group].of(self.micro)
         return room.rows, room.grads if self.trains else None
 
     def arrived(self, group: int) -> int:
         routes = self.flight.routes
         assert routes is not None
-        return routes.windows[group].arrived(self.micro)
+        return routes.windows[group].arrived(self.micro) - self.flight.windows[group].of(self.micro).begin
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ def attach_collections(
     *,
     tier: DiskTier | None = None,
     buffer_limit: int | None = None,
+    window_limit: int | None = None,
     successor_reads: bool = False,
     stamped: bool = False,
 ) -> SparseStages:
@@ -245,7 +248,15 @@ def attach_collections(
             numbers[g].append(number)
         places.append(mine)
     lookups = [GroupLookups(g, tuple(f), np.array(n, np.uint16)) for g, f, n in zip(groups, features, numbers)]
-    stages = SparseStages(world, lookups, seed, tier=tier, buffer_limit=buffer_limit, successor_reads=successor_reads)
+    stages = SparseStages(
+        world,
+        lookups,
+        seed,
+        tier=tier,
+        buffer_limit=buffer_limit,
+        window_limit=window_limit,
+        successor_reads=successor_reads,
+    )
     for collection, mine in zip(collections, places):
         collection.attach(stages, mine)
     return stages

@@ -80,6 +80,7 @@ class TrainPipeline:
         dense_rate: Rate | None = None,
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
+        window_limit: int | None = None,
         check_staleness: bool = False,
         trace: bool = False,
         world: World | None = None,
@@ -116,6 +117,7 @@ class TrainPipeline:
             seed,
             tier=tier,
             buffer_limit=buffer_limit,
+            window_limit=window_limit,
             successor_reads=schedule in LOOKING_AHEAD,
             stamped=check_staleness,
         )
@@ -341,7 +343,7 @@ class TrainPipeline:
         """Names the worker whose own loss or row gradients went wrong; the sums at an owner hold everybody's."""
         assert flight.verdict is not None
         if math.isfinite(flight.verdict.loss):
-            mine_finite = all(bool(torch.isfinite(window.grads).all()) for window in flight.windows)
+            mine_finite = all(window.finite() for window in flight.windows)
         else:
             mine_finite = math.isfinite(flight.loss_sum)
         culprit = torch.tensor([self.world.size if mine_finite else self.world.rank])

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nestpipe.keys import owners_of
-from nestpipe.keys.window import Window, plan_window
+from nestpipe.keys.window import Window, plan_by_micro, plan_window
 
 LOW, HIGH = -(2**63), 2**63 - 1
 _TABLE_STEP = 0x9E3779B97F4A7C15
@@ -16,8 +16,8 @@ Segments = list[tuple[int, int, list[int]]]
 """(micro-batch, table, keys), micro-batches ascending."""
 
 
-def plan(segments: Segments, micros: int, workers: int) -> Window:
-    return plan_window(
+def plan(segments: Segments, micros: int, workers: int, by_micro: bool = False) -> Window:
+    return (plan_by_micro if by_micro else plan_window)(
         np.array([k for _, _, keys in segments for k in keys], np.int64),
         np.cumsum([len(keys) for _, _, keys in segments], dtype=np.int64),
         np.array([t for _, t, _ in segments], np.uint16),
@@ -31,19 +31,21 @@ def owner(table: int, key: int, workers: int) -> int:
     return int(owners_of(np.array([table], np.uint16), np.array([key], np.int64), workers)[0])
 
 
-def check(segments: Segments, micros: int, workers: int) -> None:
-    window = plan(segments, micros, workers)
-    occurrences = [(m, (t, k)) for m, t, keys in segments for k in keys]
-    first: dict[tuple[int, int], int] = {}
-    last: dict[tuple[int, int], int] = {}
+def check(segments: Segments, micros: int, workers: int, by_micro: bool = False) -> None:
+    window = plan(segments, micros, workers, by_micro)
+    # Per micro-batch, the same key in another one is another key.
+    occurrences = [(m, (t, k, m if by_micro else 0)) for m, t, keys in segments for k in keys]
+    first: dict[tuple[int, int, int], int] = {}
+    last: dict[tuple[int, int, int], int] = {}
     for m, pair in occurrences:
         first.setdefault(pair, m)
         last[pair] = m
-    owners = {pair: owner(*pair, workers) for pair in first}
+    owners = {pair: owner(*pair[:2], workers) for pair in first}
     # Python's sort is stable and dicts keep the order of first occurrence: (first micro, owner, first occurrence).
     order = sorted(first, key=lambda pair: (first[pair], owners[pair]))
     place = {pair: p for p, pair in enumerate(order)}
-    assert list(zip(window.tables.tolist(), window.keys.tolist())) == order
+    assert list(zip(window.tables.tolist(), window.keys.tolist())) == [pair[:2] for pair in order]
+    assert window.by_micro == by_micro
     assert len(window) == len(order)
     assert window.inverse.tolist() == [place[pair] for _, pair in occurrences]
     assert window.last.tolist() == [last[pair] for pair in order]
@@ -81,6 +83,7 @@ def windows(draw: st.DrawFn) -> tuple[Segments, int, int]:
 def test_any_window(window: tuple[Segments, int, int]) -> None:
     """Order, inverse, last uses and ranges are those of the definition, for any tables, micro-batches and workers."""
     check(*window)
+    check(*window, by_micro=True)
 
 
 def test_large_windows() -> None:
@@ -93,6 +96,7 @@ def test_large_windows() -> None:
             for t in range(3)
         ]
         check(segments, 4, 3)
+        check(segments, 4, 3, by_micro=True)
 
 
 def test_pairs_with_the_same_word() -> None:

@@ -7,21 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from nestpipe.data.batch import Batch
 from nestpipe.engine.buffers import RowBuffer
 from nestpipe.engine.routing import Routes
+from nestpipe.engine.window_room import WindowRoom
 from nestpipe.keys.index import Found
 from nestpipe.schedule.action import Name
-
-
-@dataclass
-class WindowBuffer:
-    """A requester's rows of one group for one batch: frozen values as they arrive, and the gradients it sums up itself."""
-
-    rows: torch.Tensor
-    grads: torch.Tensor
 
 
 @dataclass
@@ -52,7 +44,7 @@ class Flight:
     """The batch before, while its rows may be newer than the store's; None where the store is always up to date."""
     shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Per group: places in the previous batch's buffer and in this one's of the keys that both hold."""
-    windows: list[WindowBuffer] = field(default_factory=list)
+    windows: list[WindowRoom] = field(default_factory=list)
     arrived: dict[int, list[np.ndarray]] = field(default_factory=dict)
     """Per micro-batch and group: row gradients that came from all workers, not yet accumulated."""
     outputs: list[Any] = field(default_factory=list)

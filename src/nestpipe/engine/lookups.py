@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nestpipe.data.batch import Batch
-from nestpipe.keys.window import Window, plan_window
+from nestpipe.keys.window import Window, plan_by_micro, plan_window
 from nestpipe.tables.group import TableGroup
 
 
@@ -20,8 +20,11 @@ class GroupLookups:
     features: tuple[str, ...]
     tables: np.ndarray
 
-    def plan(self, micros: Sequence[Batch], workers: int) -> tuple[Window, np.ndarray]:
-        """The window of these micro-batches, and the [N, L] ends of each lookup's occurrences in its `inverse`."""
+    def plan(self, micros: Sequence[Batch], workers: int, by_micro: bool = False) -> tuple[Window, np.ndarray]:
+        """The window of these micro-batches, and the [N, L] ends of each lookup's occurrences in its `inverse`.
+
+        `by_micro`: dedup each of them by itself.
+        """
         keys: list[np.ndarray] = []
         for micro in micros:
             features = micro.sparse_features
@@ -33,7 +36,7 @@ class GroupLookups:
         lengths = np.array([len(k) for k in keys], np.int64)
         ends = np.cumsum(lengths)
         count = len(self.features)
-        window = plan_window(
+        window = (plan_by_micro if by_micro else plan_window)(
             np.concatenate(keys) if keys else np.empty(0, np.int64),
             ends,
             np.tile(self.tables, len(micros)),

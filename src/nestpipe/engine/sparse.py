@@ -16,10 +16,11 @@ from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.engine.blocks import Blocks
 from nestpipe.engine.buffers import Buffers
-from nestpipe.engine.flight import Flight, WindowBuffer
+from nestpipe.engine.flight import Flight
 from nestpipe.engine.lookups import GroupLookups
 from nestpipe.engine.routing import NO_DATA, Routes, route
 from nestpipe.engine.staleness import Ledger
+from nestpipe.engine.window_room import WindowRoom, window_bytes
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import Window, plan_window
 from nestpipe.tables import kernels
@@ -38,9 +39,14 @@ class SparseStages:
         *,
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
+        window_limit: int | None = None,
         successor_reads: bool = False,
     ) -> None:
         self.world = world
+        self.window_limit = window_limit
+        """Bytes of windows of the two batches in flight, above which a batch is deduplicated per micro-batch instead."""
+        self.windows_by_micro = 0
+        """Batches of this worker for which it was so."""
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
@@ -60,18 +66,23 @@ class SparseStages:
     def route(self, flight: Flight, micro_batches: int, exchange: Exchange | None = None) -> None:
         """Plans this worker's window and tells the owners; afterwards the flight knows whether the data has ended."""
         micros = flight.micros if flight.has_data else []
-        windows = []
-        flight.ends = []
-        for lookups in self.lookups:
-            if micros:
-                window, ends = lookups.plan(micros, self.world.size)
-            else:
-                window, ends = _nothing(micro_batches, self.world.size), np.zeros((0, 0), np.int64)
-            windows.append(window)
-            flight.ends.append(ends)
+        windows, flight.ends = self._plan(micros, micro_batches)
         samples = sum(len(m) for m in micros) if flight.has_data else NO_DATA
         terms = sum(m.terms() for m in micros)
         flight.routes = route(windows, terms, samples, micro_batches, exchange or self._route_exchange)
+
+    def _plan(self, micros: list[Batch], micro_batches: int) -> tuple[list[Window], list[np.ndarray]]:
+        """Per group the window and the ends of its lookups.  The limit looks at the batch alone, so all schedules plan alike."""
+        if not micros:
+            nothing = _nothing(micro_batches, self.world.size)
+            return [nothing] * len(self.groups), [np.zeros((0, 0), np.int64)] * len(self.groups)
+        plans = [lookups.plan(micros, self.world.size) for lookups in self.lookups]
+        if self.window_limit is not None and len(micros) > 1:
+            needed = 2 * sum(window_bytes(window, group) for (window, _), group in zip(plans, self.groups))
+            if needed > self.window_limit:
+                self.windows_by_micro += 1
+                plans = [lookups.plan(micros, self.world.size, by_micro=True) for lookups in self.lookups]
+        return [window for window, _ in plans], [ends for _, ends in plans]
 
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.
@@ -104,20 +115,19 @@ class SparseStages:
             self.ledger.verify(flight)
 
     def _make_windows(self, flight: Flight) -> None:
-        for window, group in zip(_routes(flight).windows, self.groups):
-            rows, grads = (self.blocks.take((len(window), group.dim), group.dtype) for _ in range(2))
-            grads[:] = 0
-            flight.windows.append(WindowBuffer(torch.from_numpy(rows), torch.from_numpy(grads)))
+        pairs = zip(_routes(flight).windows, self.groups)
+        flight.windows = [WindowRoom(window, group, self.blocks) for window, group in pairs]
 
     def embed(self, flight: Flight, micro: int, exchange: Exchange | None = None) -> None:
         """Rows first used in `micro`: from the owners' buffers into the requesters' windows."""
         routes, me = _routes(flight), self.world.rank
         sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
         receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
-        for buffer, room, plan, window in zip(flight.buffers, flight.windows, routes.owned, routes.windows):
+        for buffer, rooms, plan, window in zip(flight.buffers, flight.windows, routes.owned, routes.windows):
+            room = rooms.open(micro)
             for peer in range(self.world.size):
                 start, stop = window.first_range(micro, peer)
-                target = room.rows[start:stop]
+                target = room.rows[start - room.begin : stop - room.begin]
                 first, end = _run(plan.embed_ends, micro, peer)
                 if peer != me:
                     receives[peer].append(target)
@@ -134,7 +144,8 @@ class SparseStages:
         sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
         receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
         flight.arrived[micro] = []
-        for room, plan, window in zip(flight.windows, routes.owned, routes.windows):
+        for rooms, plan, window in zip(flight.windows, routes.owned, routes.windows):
+            room = rooms.of(micro)
             begin, stop = _run(plan.grad_ends, micro, 0)[0], _run(plan.grad_ends, micro, self.world.size - 1)[1]
             dtype = room.grads.numpy().dtype
             arrived = torch.from_numpy(self.blocks.take((stop - begin, room.grads.shape[1]), dtype))
@@ -146,8 +157,10 @@ class SparseStages:
                     receives[peer].append(target)
                     target = torch.from_numpy(self.blocks.take((last - start, room.grads.shape[1]), dtype))
                     sends[peer].append(target)
-                kernels.gather(room.grads.numpy(), window.last_order[start:last], target.numpy())
+                order = window.last_order[start:last]
+                kernels.gather(room.grads.numpy(), order - room.begin if room.begin else order, target.numpy())
             flight.arrived[micro].append(arrived.numpy())
+            rooms.close(micro)
         self._row_exchange.exchange(sends, receives)
 
     def accumulate(self, flight: Flight, micro: int) -> None:
@@ -225,7 +238,7 @@ class SparseStages:
         flight = Flight(-1, has_data=True)
         flight.routes = route(windows, 0.0, 0, 1, self._side_exchange)
         self._fetch(flight)
-        return flight.windows[group].rows[torch.from_numpy(windows[group].inverse).long()]
+        return flight.windows[group].of(0).rows[torch.from_numpy(windows[group].inverse).long()]
 
     def place_of(self, table: str) -> tuple[int, int]:
         """Group and number of a table."""

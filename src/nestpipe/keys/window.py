@@ -35,6 +35,8 @@ class Window:
     """Places ordered by (micro-batch of last use, owner, place)."""
     last_ends: np.ndarray
     """[N, W]: as first_ends, into last_order."""
+    by_micro: bool = False
+    """Each micro-batch is a window of its own: keys that several use are there several times."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -195,3 +197,42 @@ def plan_window(
     """Plans the keys of a window, given in segments (one per micro-batch and feature, micro-batches ascending)."""
     room = scratch.for_words(len(keys))
     return Window(*_plan(keys, segment_ends, segment_tables, segment_micros, micros, workers, *room))
+
+
+def plan_by_micro(
+    keys: np.ndarray,
+    segment_ends: np.ndarray,
+    segment_tables: np.ndarray,
+    segment_micros: np.ndarray,
+    micros: int,
+    workers: int,
+) -> Window:
+    """As `plan_window`, but dedup is per micro-batch: more rows travel, and no more than one micro-batch's need be held."""
+    first_ends = np.empty((micros, workers), np.int64)
+    tables: list[np.ndarray] = []
+    unique: list[np.ndarray] = []
+    inverse: list[np.ndarray] = []
+    done = rows = 0
+    for m in range(micros):
+        mine = segment_micros == m
+        end = int(segment_ends[mine][-1]) if mine.any() else done
+        nobody = np.zeros(int(mine.sum()), np.int32)
+        part = plan_window(keys[done:end], segment_ends[mine] - done, segment_tables[mine], nobody, 1, workers)
+        tables.append(part.tables)
+        unique.append(part.keys)
+        inverse.append(part.inverse + np.int32(rows))
+        first_ends[m] = part.first_ends[0] + rows
+        rows += len(part)
+        done = end
+    last = np.repeat(np.arange(micros, dtype=np.int32), np.diff(first_ends[:, -1], prepend=0))
+    order = np.arange(rows, dtype=np.int32)
+    return Window(
+        np.concatenate(tables),
+        np.concatenate(unique),
+        np.concatenate(inverse),
+        last,
+        first_ends,
+        order,
+        first_ends,
+        by_micro=True,
+    )

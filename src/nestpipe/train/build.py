@@ -85,11 +85,16 @@ def make_pipeline(
         tier=None
         if recipe.tables.disk_path is None
         else DiskTier(recipe.tables.disk_path, recipe.tables.dram_rows or 1),
-        buffer_limit=None if recipe.memory.buffer_limit is None else int(recipe.memory.buffer_limit * 2**20),
+        buffer_limit=_bytes(recipe.memory.buffer_limit),
+        window_limit=_bytes(recipe.memory.window_limit),
         check_staleness=check_staleness,
         trace=trace,
         world=world,
     )
+
+
+def _bytes(megabytes: float | None) -> int | None:
+    return None if megabytes is None else int(megabytes * 2**20)
 
 
 def train_stream(recipe: Recipe, source: Source, world: World) -> Stream:

@@ -86,6 +86,7 @@ def train(
         "stages": stages,
         "step_ms": sum(stage["exposed_ms"] for stage in stages.values()),
         "buffer_bytes": {"now": pipeline.sparse.buffers.bytes, "peak": pipeline.sparse.buffers.peak},
+        "windows_by_micro": pipeline.sparse.windows_by_micro,
         "run": str(directory.path),
     }
     if pipeline.sparse.ledger is not None:
