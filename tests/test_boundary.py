@@ -203,8 +203,8 @@ BAD = 3
 """The batch whose loss is not finite."""
 
 
-def rows_after(world: World, schedule: str, count: int) -> tuple[bytes, bytes, str]:
-    """Rows and their state in this worker's tables after so many batches, and what the bad one raised."""
+def rows_after(world: World, schedule: str, count: int) -> tuple[bytes, bytes, str, float]:
+    """Rows and their state in this worker's tables after so many batches, what the bad one raised, seconds to wait for all."""
 
     def spoil(hidden: Tensor, key: int) -> Tensor:
         return hidden * float("nan") if key == 700 else hidden
@@ -218,17 +218,53 @@ def rows_after(world: World, schedule: str, count: int) -> tuple[bytes, bytes, s
             pass
     except NotFinite as error:
         message = str(error)
+    start = time.monotonic()
+    pipeline.engine._wait()
+    waited = time.monotonic() - start
     values, state = np.zeros((6, 4), np.float32), np.zeros((6, 1), np.float32)
     pipeline.sparse.stores[0].retrieve(np.zeros(6, np.uint16), np.arange(6), values, state)
-    return values.tobytes(), state.tobytes(), message
+    return values.tobytes(), state.tobytes(), message, waited
 
 
 @pytest.mark.parametrize("schedule", ["dbp", "fwp", "nested"])
 def test_nothing_of_a_bad_batch_reaches_the_tables(schedule: str) -> None:
-    """Promise: rows in the batch's own buffer may be updated before all workers have agreed, the tables never."""
+    """Promise: rows in the batch's own buffer may be updated before all workers have agreed, the tables never.  What came before
+    is in the tables, and no worker waits for another that has stopped."""
     spoilt = run_once(2, rows_after, schedule, 6, timeout=30)
-    for (*found, message), (*wanted, _) in zip(spoilt, run(2, rows_after, "serial", BAD)):
-        assert found == wanted and f"batch {BAD}: the loss is not finite" in message
+    for (*found, message, waited), (*wanted, _, _) in zip(spoilt, run(2, rows_after, "serial", BAD)):
+        assert found == wanted and f"batch {BAD}: the loss is not finite" in message and waited < 10
+
+
+def clamped(world: World) -> bool:
+    """Whether a hook that the user adds after the pipeline is made has had its say before gradients are summed."""
+    results = []
+    for schedule in ("serial", "nested"):
+        pipeline = make(world, schedule, 2)
+        for parameter in pipeline.model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: (time.sleep(0.005), p.grad.clamp_(-1e-3, 1e-3))[0])
+        data = batches(COMMON, world.rank)
+        while pipeline.progress(data):
+            pass
+        results.append([p.detach().numpy().tobytes() for p in pipeline.model.parameters()])
+        pipeline.close()
+    return results[0] == results[1]
+
+
+def test_hooks_of_the_user_come_before_the_sum() -> None:
+    """Promise: a bucket is final when everybody who may change it has been asked."""
+    assert all(run(2, clamped))
+
+
+def test_a_batch_that_was_skipped_is_not_expected_to_have_written() -> None:
+    """With --check staleness: going on after a bad batch is no stale read."""
+    model = Deep(lambda hidden, key: hidden * float("nan") if key == 700 else hidden)
+    pipeline = make(World.single(), "serial", 1, model, check_staleness=True)
+    data = batches([[[1, 2]], [[700, 1]], [[1, 2, 700]], [[1, 700]]], 0)
+    assert pipeline.progress(data)
+    with pytest.raises(NotFinite):
+        pipeline.progress(data)
+    assert pipeline.progress(data)
+    pipeline.close()
 
 
 def test_batchnorm_is_refused_with_micro_batches() -> None:

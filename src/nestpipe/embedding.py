@@ -59,7 +59,10 @@ class View:
 
 @dataclass(frozen=True)
 class UniqueRows:
-    """The rows of a feature without repetition: id i of the feature is rows[index[i]].  Features of one group share `rows`."""
+    """The rows of a feature without repetition: id i of the feature is rows[index[i]].  Features of one group share `rows`.
+
+    Use `rows` through `index` only: others may be of another micro-batch, whose gradients are gone already.
+    """
 
     rows: Tensor
     index: Tensor

@@ -38,6 +38,9 @@ Rate = Callable[[int], float]
 class NotFinite(ArithmeticError):
     """A loss or gradient was NaN or infinite; nothing of that batch was applied."""
 
+    on_all_workers = True
+    """All raise it for the same batch."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -206,6 +209,7 @@ class TrainPipeline:
                 raise flight.load_error
             return None
         self.next_batch += 1
+        flight.windows = []  # its rows have arrived and its gradients left
         self._flights.pop(number - 1, None)
         self._last_end = time.perf_counter()
         mine = actions if self.schedule == "serial" else [a for a in actions if a.lane == CALLERS_LANE]
@@ -327,7 +331,7 @@ class TrainPipeline:
         return self._watch.watching(parts) if self._watch is not None and parts else contextlib.nullcontext()
 
     def _agree(self, flight: Flight, micro: int) -> None:
-        """All workers learn the loss and the gradient norm, and stop together before anything is updated."""
+        """All workers learn the loss and the gradient norm, and stop together before anything lasting is changed."""
         sums = torch.tensor([flight.loss_sum, self.sparse.sum_of_squares(flight)], dtype=torch.float64)
         self._dense_exchange.all_reduce(sums)
         norm = math.sqrt(float(sums[1]) + self.dense.sum_of_squares()) if torch.isfinite(sums[1]) else math.nan

@@ -158,6 +158,18 @@ def test_a_bucket_that_does_not_wait_for_the_backward_pass() -> None:
     assert_names(found, "compute 1.1", "reduce 1.0", (), "bucket 0")
 
 
+def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
+    """A bucket is summed inside the backward pass; row gradients may still be missing when its sum is there."""
+    options = Options(buckets=3)
+    actions = build("nested", 3, 2, options)
+    actions = waiting(actions, "grad 1.1", "reduce 1.2")
+    for text in ("grad 1.1", "accumulate 1.1"):
+        actions = moved(actions, text, before="agree 1")
+    found = check(actions, build("serial", 3, 2, options))
+    assert found is not None
+    assert_names(found, "compute 1.1", "grad 1.1", (1,), "window grads 1")
+
+
 @pytest.mark.parametrize("schedule", BUILDERS)
 @pytest.mark.parametrize("look_ahead, buckets", [(0, 1), (1, 3), (9, 2)])
 @pytest.mark.parametrize("clips", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator
@@ -96,6 +97,10 @@ class Stream:
                     self._queue.get_nowait()
                 except queue.Empty:
                     self._thread.join(0.01)
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(
+                    None
+                )  # whoever is waiting for a batch on another thread learns that there is none
 
     def _put(self, item: tuple[Batch, Position] | BaseException | None) -> bool:
         while not self._closing.is_set():

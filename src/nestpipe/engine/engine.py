@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.engine.flight import Flight
@@ -39,15 +39,29 @@ class Engine:
         self._lanes: dict[str, LaneThread] = {}
         self._done: dict[Name, threading.Event] = {}
         self._failure: BaseException | None = None
+        self._not_done: set[Name] = set()
+        """Actions that failed or were left out."""
         self._told = False
         self._ended_at: int | None = None
         self.timeline = timeline or Timeline()
 
-    def run(self, actions: Iterable[Action], flights: dict[int, Flight]) -> None:
+    def run(self, actions: Sequence[Action], flights: dict[int, Flight]) -> None:
         """Issues all actions; returns when those of the compute lane are done.  Others may still be running."""
         if self._threads and not self._lanes:
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
             self._lanes = {lane: LaneThread(lane) for lane in LANES if lane != CALLERS_LANE}
+        try:
+            self._issue(actions, flights)
+        except BaseException as error:
+            # Ctrl-C may come between two actions: nobody must wait for what will not be run.
+            self._fail(error)
+            for action in actions:
+                if action.name in self._done and (not self._threads or action.lane == CALLERS_LANE):
+                    self._done[action.name].set()
+                    self._release_parts(action, flights[action.batch])
+            raise
+
+    def _issue(self, actions: Sequence[Action], flights: dict[int, Flight]) -> None:
         mine: Action | None = None
         for action in actions:
             if self._threads and action.lane != CALLERS_LANE:
@@ -88,6 +102,7 @@ class Engine:
         """Lets a caller go on after a failure of `batch`, as if it had not been tried; only where nothing runs ahead."""
         if not self._threads:
             self._failure = None
+            self._not_done.clear()
             self.forget(batch + 1)
             self.timeline.start_anew()
 
@@ -125,21 +140,37 @@ class Engine:
                 waited = parts[action.micro] if parts else self._done.get(action.within)
                 if waited is not None:
                     waited.wait()
-            if self._failure is None and not (self._ended_at is not None and action.batch >= self._ended_at):
+            if self._left_out(action):
+                self._not_done.add(action.name)
+            elif self._ended_at is None or action.batch < self._ended_at:
                 start = time.perf_counter()
                 self._stages[action.stage](flight, action.micro)
                 self.timeline.add(action, start, time.perf_counter())
                 if flight.ended and (self._ended_at is None or action.batch < self._ended_at):
                     self._ended_at = action.batch
         except PeerLost as error:
+            self._not_done.add(action.name)
             self._fail(PeerLost(f"{action.stage} of batch {action.batch}: {error}"))
         except BaseException as error:
+            self._not_done.add(action.name)
             error.add_note(f"rank {self._rank}, {action.stage} of batch {action.batch}")
             self._fail(error)
         finally:
             done.set()
-            for part in flight.parts.pop(action.name, ()):
-                part.set()
+            self._release_parts(action, flight)
+
+    def _left_out(self, action: Action) -> bool:
+        """After a failure nothing runs any more.  After one that all workers agree on, whatever does not come after it does run,
+        on all of them: nobody waits for a message that another did not send, and what was trained before reaches the tables.
+        """
+        if self._failure is None:
+            return False
+        return not getattr(self._failure, "on_all_workers", False) or any(n in self._not_done for n in action.after)
+
+    @staticmethod
+    def _release_parts(action: Action, flight: Flight) -> None:
+        for part in flight.parts.pop(action.name, ()):
+            part.set()
 
     def _fail(self, error: BaseException) -> None:
         """The first failure is the one that is told; after it no action runs any more."""

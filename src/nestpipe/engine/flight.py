@@ -18,7 +18,7 @@ from nestpipe.schedule.action import Name
 
 @dataclass
 class Verdict:
-    """What all workers agree on before anything is updated."""
+    """What all workers agree on before anything lasting is changed."""
 
     loss: float
     finite: bool

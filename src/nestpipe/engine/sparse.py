@@ -80,7 +80,6 @@ class SparseStages:
         if self.window_limit is not None and len(micros) > 1:
             needed = 2 * sum(window_bytes(window, group) for (window, _), group in zip(plans, self.groups))
             if needed > self.window_limit:
-                self.windows_by_micro += 1
                 plans = [lookups.plan(micros, self.world.size, by_micro=True) for lookups in self.lookups]
         return [window for window, _ in plans], [ends for _, ends in plans]
 
@@ -187,6 +186,7 @@ class SparseStages:
 
     def writeback(self, flight: Flight) -> None:
         """The buffer's rows and optimizer state back to the store; new keys get their row here."""
+        self.windows_by_micro += any(window.by_micro for window in _routes(flight).windows)
         for store, buffer, plan, found in zip(self.stores, flight.buffers, _routes(flight).owned, flight.found):
             store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
             buffer.release()

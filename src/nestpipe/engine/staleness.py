@@ -43,13 +43,14 @@ class Ledger:
                     f"{group.tables[plan.tables[i]].name!r} as {_left_by(int(found[i]))}, but it must be as "
                     f"{_left_by(int(expected[i]))} ({len(wrong)} such rows)"
                 )
-            self._last[g].rows[slots] = flight.number + 1
             self.verified += len(slots)
 
     def stamp(self, flight: Flight) -> None:
-        """Called by `update`: the batch's rows are now its own."""
-        for buffer in flight.buffers:
+        """Called by `update`: the batch's rows are now its own.  A batch that fails before that leaves no trace."""
+        assert flight.routes is not None
+        for g, (buffer, plan) in enumerate(zip(flight.buffers, flight.routes.owned)):
             buffer.state[:, -1] = flight.number + 1
+            self._last[g].rows[self._index[g].insert(plan.keys, plan.tables)] = flight.number + 1
 
     def nbytes(self) -> int:
         return sum(index.nbytes() + 8 * index.slots_used for index in self._index)

@@ -24,12 +24,16 @@ class BackwardWatch:
         self._missing: list[int] = []
         self._seen: set[nn.Parameter] = set()
         self._events: list[threading.Event] | None = None
-        for parameter in self._bucket_of:
-            parameter.register_post_accumulate_grad_hook(self._added)
+        self._handles = {p: p.register_post_accumulate_grad_hook(self._added) for p in self._bucket_of}
 
     @contextlib.contextmanager
     def watching(self, events: list[threading.Event]) -> Iterator[None]:
         """Around one backward pass."""
+        for parameter, handle in self._handles.items():
+            hooks = parameter._post_accumulate_grad_hooks
+            if next(reversed(hooks)) != handle.id:  # a hook that the user added since may still change the gradient
+                handle.remove()
+                self._handles[parameter] = parameter.register_post_accumulate_grad_hook(self._added)
         self._missing, self._seen = list(self._sizes), set()
         self._events = events
         try:

@@ -123,13 +123,19 @@ def _different_actions(actions: Sequence[Action], reference: Sequence[Action]) -
 
 
 def happens_before(actions: Sequence[Action]) -> list[int] | Violation:
-    """For every action a bit set of the actions that surely come before it."""
+    """For every action a bit set of the actions that surely come before what it does.
+
+    An action that may begin within another comes after the part that it needs, and that part is all of the other that it
+    touches.  The other may go on, so whoever comes after the first need not come after the second.
+    """
     place = {action.name: i for i, action in enumerate(actions)}
     begin = min((a.batch for a in actions), default=0)
     last_on_lane: dict[str, int] = {}
     before: list[int] = []
+    handed_on: list[int] = []
+    """Per action, what all that follow it come after as well."""
     for i, action in enumerate(actions):
-        bits = 0
+        bits = within = 0
         for wait in action.after:
             if wait not in place:
                 if wait[1] < begin:
@@ -139,12 +145,17 @@ def happens_before(actions: Sequence[Action]) -> list[int] | Violation:
             if j >= i:
                 why = "the first waits for the second, which is issued later" if j > i else "waits for itself"
                 return Violation(action.name, wait, RowClass(()), why)
-            bits |= before[j] | 1 << j
+            bits |= handed_on[j]
+            if wait == action.within and wait not in action.waits:
+                within = 1 << j
+            else:
+                bits |= 1 << j
         lane = last_on_lane.get(action.lane)
         if lane is not None:
-            bits |= before[lane] | 1 << lane
+            bits |= handed_on[lane] | 1 << lane
         last_on_lane[action.lane] = i
-        before.append(bits)
+        handed_on.append(bits)
+        before.append(bits | within)
     return before
 
 

@@ -18,7 +18,7 @@ MOST = 127
 LOOK = 16
 """Slots of which the coldest has to leave."""
 LIFE = 10
-"""Counts are halved after this many touches per slot of DRAM."""
+"""Counts are halved after this many touches per slot of DRAM, and not oftener than in as many batches."""
 _PINNED = np.uint8(0x80)
 _AHEAD = 16
 
@@ -126,7 +126,7 @@ class HotRows:
 
     def _count(self, touches: int) -> None:
         self._touches += touches
-        if self._touches >= LIFE * self.capacity:
+        if self._touches >= LIFE * max(self.capacity, touches):
             self._touches = 0
             _halve(self._heat.rows, self._known)
             _halve(self._marks, self.capacity)

@@ -150,8 +150,8 @@ class MemorySection:
     buffer_limit: float | None = None
     """Most MB of row buffers of a worker, for the two batches in flight; none = as they need."""
     window_limit: float | None = None
-    """Most MB of rows and gradients that a worker keeps for its own micro-batches, of the two batches in flight; a batch
-    that needs more is deduplicated per micro-batch, which sends more rows and rounds differently; none = as they need."""
+    """MB of rows and gradients of the two windows in flight from which on a batch is deduplicated per micro-batch: only
+    look_ahead + 1 micro-batches are held then, more rows travel, and sums round differently; none = never."""
 
     def __post_init__(self) -> None:
         _above_zero("memory.buffer_limit", self.buffer_limit)

@@ -62,9 +62,9 @@ def train(
         if not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
             metrics = evaluate(pipeline, held_out, recipe.eval)
             directory.log({"step": pace.steps, "eval": metrics})
+    pipeline.settle()  # first: a lane may be waiting for the stream's next batch
     stream.close()
 
-    pipeline.settle()
     if trace is not None:
         write_trace(trace, pipeline.engine.timeline, world)
     stages = pipeline.engine.timeline.report()
