@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import KIND_NAMES, SAMPLES, samples_of
 
+from nestpipe.data.batch import Batch
 from nestpipe.data.kinds import KINDS
 from nestpipe.data.source import Source, shard, split_interval
 from nestpipe.data.stream import Position, Stream
@@ -144,3 +149,27 @@ def test_close_ends_reading_ahead(kinds: dict[str, Any]) -> None:
     next(stream)
     stream.close()
     assert stream._thread is not None and not stream._thread.is_alive() and list(stream) == []
+
+
+class Stuck:
+    """A source whose disk has stopped answering for a while."""
+
+    features: ClassVar[list[str]] = ["f"]
+    dense_features = 0
+    extent = piece = 10
+
+    def read(self, start: int, stop: int, epoch: int) -> Iterator[tuple[Batch, np.ndarray]]:
+        time.sleep(0.5)
+        yield from ()
+
+
+def test_closing_wakes_whoever_waits_for_a_batch() -> None:
+    """Promise: a lane that reads ahead does not wait for ever for a stream that is closed under it."""
+    stream = Stream(Stuck(), 4)
+    got: list[object] = []
+    waiting = threading.Thread(target=lambda: got.append(next(stream, None)), daemon=True)
+    waiting.start()
+    time.sleep(0.1)
+    stream.close()
+    waiting.join(5)
+    assert got == [None]
