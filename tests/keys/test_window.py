@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nestpipe.keys import owners_of
-from nestpipe.keys.window import Window, plan_by_micro, plan_window
+from nestpipe.keys.window import Window, plan_window
 
 LOW, HIGH = -(2**63), 2**63 - 1
 _TABLE_STEP = 0x9E3779B97F4A7C15
@@ -17,13 +17,14 @@ Segments = list[tuple[int, int, list[int]]]
 
 
 def plan(segments: Segments, micros: int, workers: int, by_micro: bool = False) -> Window:
-    return (plan_by_micro if by_micro else plan_window)(
+    return plan_window(
         np.array([k for _, _, keys in segments for k in keys], np.int64),
         np.cumsum([len(keys) for _, _, keys in segments], dtype=np.int64),
         np.array([t for _, t, _ in segments], np.uint16),
         np.array([m for m, _, _ in segments], np.int32),
         micros,
         workers,
+        by_micro,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nestpipe.data.batch import Batch
-from nestpipe.keys.window import Window, plan_by_micro, plan_window
+from nestpipe.keys.window import Window, plan_window
 from nestpipe.tables.group import TableGroup
 
 
@@ -36,12 +36,13 @@ class GroupLookups:
         lengths = np.array([len(k) for k in keys], np.int64)
         ends = np.cumsum(lengths)
         count = len(self.features)
-        window = (plan_by_micro if by_micro else plan_window)(
+        window = plan_window(
             np.concatenate(keys) if keys else np.empty(0, np.int64),
             ends,
             np.tile(self.tables, len(micros)),
             np.repeat(np.arange(len(micros), dtype=np.int32), count),
             max(1, len(micros)),
             workers,
+            by_micro,
         )
         return window, ends.reshape(len(micros), count)

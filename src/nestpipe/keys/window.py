@@ -193,21 +193,20 @@ def plan_window(
     segment_micros: np.ndarray,
     micros: int,
     workers: int,
+    by_micro: bool = False,
 ) -> Window:
-    """Plans the keys of a window, given in segments (one per micro-batch and feature, micro-batches ascending)."""
+    """Plans the keys of a window, given in segments (one per micro-batch and feature, micro-batches ascending).
+
+    `by_micro`: dedup per micro-batch: more rows travel, and no more than one micro-batch's need be held.
+    """
+    if by_micro:
+        return _plan_by_micro(keys, segment_ends, segment_tables, segment_micros, micros, workers)
     room = scratch.for_words(len(keys))
     return Window(*_plan(keys, segment_ends, segment_tables, segment_micros, micros, workers, *room))
 
 
-def plan_by_micro(
-    keys: np.ndarray,
-    segment_ends: np.ndarray,
-    segment_tables: np.ndarray,
-    segment_micros: np.ndarray,
-    micros: int,
-    workers: int,
-) -> Window:
-    """As `plan_window`, but dedup is per micro-batch: more rows travel, and no more than one micro-batch's need be held."""
+def _plan_by_micro(keys, segment_ends, segment_tables, segment_micros, micros, workers) -> Window:  # type: ignore[no-untyped-def]
+    """Every micro-batch planned as a window of its own, then put one after another."""
     first_ends = np.empty((micros, workers), np.int64)
     tables: list[np.ndarray] = []
     unique: list[np.ndarray] = []

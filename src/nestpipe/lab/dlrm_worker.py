@@ -104,7 +104,8 @@ def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
     elif only == "wire":
 
         def nothing(flight: Flight, micro: int) -> None:
-            pipeline.dense.clear() if micro == 0 else None
+            if micro == 0:
+                pipeline.dense.clear()
             flight.outputs.append(None)
 
         pipeline.engine.replace(compute=nothing, step=lambda flight, micro: None)
