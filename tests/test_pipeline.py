@@ -34,7 +34,7 @@ from nestpipe.engine.walk import walk
 from nestpipe.pipeline import NotFinite
 from nestpipe.schedule import BUILDERS
 from oracle import Trained, distance
-from training import Part, Setting, gather, joined, make_pipeline, my_batches, train, train_all
+from training import Part, Setting, everything, joined, make_pipeline, my_batches, train, train_all
 from workers import run
 
 
@@ -71,15 +71,6 @@ def small_pipeline(world: World, spoil: Callable[[Tensor, Batch], Any] | None = 
     model = Small(spoil)
     given = {"sparse_optimizer": Adam(lr=0.1), "world": world} | options
     return TrainPipeline(model, torch.optim.Adam(model.parameters(), lr=0.1), **given)
-
-
-def everything(pipeline: TrainPipeline) -> dict[str, bytes]:
-    """All that training can change on this worker, as bytes."""
-    trained = Trained()
-    gather(pipeline, trained)
-    parts = {"keys": trained.keys, "rows": trained.rows, "state": trained.state}
-    parts |= {"dense": trained.dense, "dense state": trained.dense_state}
-    return {f"{part} {name}": value.tobytes() for part, named in parts.items() for name, value in named.items()}
 
 
 # The end of the data

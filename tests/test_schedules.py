@@ -24,15 +24,13 @@ from nestpipe import (
     TrainPipeline,
     World,
 )
-from nestpipe.engine.buffers import BufferLimit
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.sparse import SparseStages
 from nestpipe.engine.staleness import StaleRead
 from nestpipe.schedule import BUILDERS
 from nestpipe.tables import kernels
-from oracle import Trained
-from training import gather
-from workers import run, run_once
+from training import everything
+from workers import run
 
 Steps = list[list[list[int]]]
 """Per step, per worker: the keys of its samples, one each."""
@@ -88,13 +86,9 @@ def trained(
     losses = []
     while step := pipeline.progress(data):
         losses.append(step.loss)
-    left = Trained()
-    gather(pipeline, left)
+    left = everything(pipeline)
     pipeline.close()
-    parts = {"keys": left.keys, "rows": left.rows, "state": left.state, "dense": left.dense, "adam": left.dense_state}
-    return {f"{what} {name}": a.tobytes() for what, part in parts.items() for name, a in part.items()} | {
-        "losses": losses
-    }
+    return {**left, "losses": losses}
 
 
 def both(
@@ -304,61 +298,6 @@ def test_stamps_change_nothing_else() -> None:
     assert all(run(2, stamped_is_the_same, COMMON))
 
 
-def limited(world: World, limit: int) -> str:
-    try:
-        trained(world, COMMON, "dbp", buffer_limit=limit)
-    except BufferLimit as error:
-        return str(error)
-    return ""
-
-
-def test_buffer_limit_names_the_batch() -> None:
-    """memory.buffer_limit stops a batch that would not fit before memory runs out, and says which and how much."""
-    for message in run_once(2, limited, 100, timeout=30):  # what was read ahead is left on the way
-        assert "batch 0 needs" in message and "memory.buffer_limit" in message
-    assert run(2, limited, 1 << 20) == ["", ""]
-
-
-def limited_windows(world: World, limit: int | None) -> tuple[list[float], int, int]:
-    """Losses, batches whose windows were too large, and bytes sent."""
-    model = Model()
-    pipeline = TrainPipeline(model, None, SGD(0.1), schedule="nested", micro_batches=4, window_limit=limit, world=world)
-    data = batches([[[1, 2, 1, 2, 1, 2, 1, 2] * 4] * 2 for _ in range(5)], world.rank)
-    losses = []
-    while step := pipeline.progress(data):
-        losses.append(step.loss)
-    pipeline.close()
-    return losses, pipeline.sparse.windows_by_micro, pipeline.sparse.traffic.bytes_sent
-
-
-def test_a_window_that_would_be_too_large_is_divided() -> None:
-    """memory.window_limit: the batch is deduplicated per micro-batch, which sends more, trains the same, and is told."""
-    whole, divided = run(2, limited_windows, None), run(2, limited_windows, 1)
-    for (losses, none, sent), (others, all_of_them, more) in zip(whole, divided):
-        assert none == 0 and all_of_them == 5 and more > 1.5 * sent
-        assert others == pytest.approx(losses, rel=1e-5)
-
-
-def settles(world: World) -> tuple[int, int]:
-    from nestpipe.engine.buffers import MEMORY
-
-    large = [[[1000 + i for i in range(400)]]]
-    small = [[[i, i + 1]] for i in range(MEMORY + 6)]
-    model = Model()
-    pipeline = TrainPipeline(model, None, SGD(0.1), schedule="dbp", world=World.single())
-    data = batches(large + small, 0)
-    while pipeline.progress(data):
-        pass
-    pipeline.close()
-    return pipeline.sparse.buffers.bytes, pipeline.sparse.buffers.peak
-
-
-def test_buffers_settle_after_a_large_batch() -> None:
-    """Buffers grow with a large batch and are given back when later batches are small."""
-    now, peak = run(1, settles)[0]
-    assert 0 < now < peak / 10
-
-
 def slow_storage(pipeline: TrainPipeline) -> None:
     for stage in ("retrieve", "writeback"):
         function = pipeline.engine._stages[stage]
@@ -398,80 +337,3 @@ def test_report_says_what_was_hidden_and_adds_up_to_the_step() -> None:
             assert total == pytest.approx(wall, rel=0.1, abs=8)  # the last progress, which finds no data, is not a step
             storage = report["retrieve"]["exposed_ms"] + report["writeback"]["exposed_ms"]
             assert (storage < 10) if hidden else (storage > 35), report
-
-
-class Restarting:
-    """Begins anew after it has said that it is at its end, as iterators should not but often do."""
-
-    def __init__(self, count: int, fail_at: int | None = None) -> None:
-        self.count, self.fail_at, self.at = count, fail_at, 0
-
-    def __iter__(self) -> Restarting:
-        return self
-
-    def __next__(self) -> Batch:
-        if self.at == self.fail_at:
-            raise OSError("no such day")
-        if self.at == self.count:
-            self.at = 0
-            raise StopIteration
-        self.at += 1
-        return next(batches([[[self.at, 1]]], 0))
-
-
-def single(schedule: str) -> TrainPipeline:
-    model = Model()
-    return TrainPipeline(
-        model, torch.optim.Adam(model.parameters(), 0.1), Adam(0.1), schedule=schedule, world=World.single()
-    )
-
-
-@pytest.mark.parametrize("schedule", ["serial", "dbp"])
-def test_no_batch_is_lost_when_an_iterator_begins_anew(schedule: str) -> None:
-    """An iterator that has ended is not asked again within its epoch, however far a schedule looks ahead."""
-    pipeline, data = single(schedule), Restarting(6)
-    counts = []
-    for _ in range(3):
-        steps = 0
-        while pipeline.progress(data):
-            steps += 1
-        counts.append(steps)
-    pipeline.close()
-    assert counts == [6, 6, 6]
-
-
-@pytest.mark.parametrize("schedule", ["serial", "dbp"])
-def test_what_was_read_before_an_error_is_trained(schedule: str) -> None:
-    """An iterator's error is told when its batch's turn comes; close does not tell it again."""
-    pipeline, data = single(schedule), Restarting(9, fail_at=6)
-    steps = 0
-    with pytest.raises(OSError, match="no such day") as caught:
-        while pipeline.progress(data):
-            steps += 1
-    pipeline.close()
-    assert steps == 6 and "load of batch 6" in caught.value.__notes__[0]
-
-
-def test_another_iterator_in_the_middle_is_refused() -> None:
-    """Batches read ahead from one iterator must not be trained in place of another's."""
-    pipeline = single("dbp")
-    pipeline.progress(Restarting(6))
-    with pytest.raises(ValueError, match="until progress returns None"):
-        pipeline.progress(Restarting(6))
-    pipeline.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        pipeline.progress(Restarting(6))
-
-
-def test_a_lookup_between_steps_sees_the_last_step() -> None:
-    """A model called outside the pipeline waits until the last step is in the tables."""
-    seen = {}
-    for schedule in ("serial", "dbp"):
-        pipeline, data = single(schedule), Restarting(8)
-        slow_storage(pipeline)
-        seen[schedule] = []
-        while pipeline.progress(data):
-            with torch.no_grad():
-                seen[schedule].append(float(pipeline.model(next(batches([[[1, 2, 3]]], 0)))[0]))
-        pipeline.close()
-    assert seen["serial"] == seen["dbp"]

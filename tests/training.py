@@ -167,3 +167,12 @@ def _sorted(keys: list[np.ndarray], *columns: list[np.ndarray]) -> tuple[np.ndar
     assert len(np.unique(everything)) == len(everything), "a key has two owners"
     order = np.argsort(everything)
     return (everything[order], *(np.concatenate(column)[order] for column in columns))
+
+
+def everything(pipeline: TrainPipeline) -> dict[str, bytes]:
+    """All that training can change on this worker, as bytes."""
+    trained = Trained()
+    gather(pipeline, trained)
+    parts = {"keys": trained.keys, "rows": trained.rows, "state": trained.state}
+    parts |= {"dense": trained.dense, "dense state": trained.dense_state}
+    return {f"{part} {name}": value.tobytes() for part, named in parts.items() for name, value in named.items()}

@@ -1,0 +1,86 @@
+"""Iterators of batches under schedules that look ahead: none lost, none trained in place of another, errors in their turn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nestpipe import Adam, Batch, TrainPipeline, World
+from test_schedules import Model, batches, slow_storage
+
+
+class Restarting:
+    """Begins anew after it has said that it is at its end, as iterators should not but often do."""
+
+    def __init__(self, count: int, fail_at: int | None = None) -> None:
+        self.count, self.fail_at, self.at = count, fail_at, 0
+
+    def __iter__(self) -> Restarting:
+        return self
+
+    def __next__(self) -> Batch:
+        if self.at == self.fail_at:
+            raise OSError("no such day")
+        if self.at == self.count:
+            self.at = 0
+            raise StopIteration
+        self.at += 1
+        return next(batches([[[self.at, 1]]], 0))
+
+
+def single(schedule: str) -> TrainPipeline:
+    model = Model()
+    return TrainPipeline(
+        model, torch.optim.Adam(model.parameters(), 0.1), Adam(0.1), schedule=schedule, world=World.single()
+    )
+
+
+@pytest.mark.parametrize("schedule", ["serial", "dbp"])
+def test_no_batch_is_lost_when_an_iterator_begins_anew(schedule: str) -> None:
+    """An iterator that has ended is not asked again within its epoch, however far a schedule looks ahead."""
+    pipeline, data = single(schedule), Restarting(6)
+    counts = []
+    for _ in range(3):
+        steps = 0
+        while pipeline.progress(data):
+            steps += 1
+        counts.append(steps)
+    pipeline.close()
+    assert counts == [6, 6, 6]
+
+
+@pytest.mark.parametrize("schedule", ["serial", "dbp"])
+def test_what_was_read_before_an_error_is_trained(schedule: str) -> None:
+    """An iterator's error is told when its batch's turn comes; close does not tell it again."""
+    pipeline, data = single(schedule), Restarting(9, fail_at=6)
+    steps = 0
+    with pytest.raises(OSError, match="no such day") as caught:
+        while pipeline.progress(data):
+            steps += 1
+    pipeline.close()
+    assert steps == 6 and "load of batch 6" in caught.value.__notes__[0]
+
+
+def test_another_iterator_in_the_middle_is_refused() -> None:
+    """Batches read ahead from one iterator must not be trained in place of another's."""
+    pipeline = single("dbp")
+    pipeline.progress(Restarting(6))
+    with pytest.raises(ValueError, match="until progress returns None"):
+        pipeline.progress(Restarting(6))
+    pipeline.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pipeline.progress(Restarting(6))
+
+
+def test_a_lookup_between_steps_sees_the_last_step() -> None:
+    """A model called outside the pipeline waits until the last step is in the tables."""
+    seen = {}
+    for schedule in ("serial", "dbp"):
+        pipeline, data = single(schedule), Restarting(8)
+        slow_storage(pipeline)
+        seen[schedule] = []
+        while pipeline.progress(data):
+            with torch.no_grad():
+                seen[schedule].append(float(pipeline.model(next(batches([[[1, 2, 3]]], 0)))[0]))
+        pipeline.close()
+    assert seen["serial"] == seen["dbp"]
