@@ -150,10 +150,10 @@ def plain_indexed_dots(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     return (queries[:, None, :] * rows[index.long()]).sum(-1)
 
 
-def plain_pairwise_dots(vectors: Tensor) -> Tensor:
-    count = vectors.shape[1]
-    pairs = [(vectors[:, i] * vectors[:, j]).sum(-1) for i in range(count) for j in range(i)]
-    return torch.stack(pairs, dim=1)
+def plain_interact(first: Tensor | None, others: Tensor) -> Tensor:
+    vectors = list(others.unbind(1)) if first is None else [first, *others.unbind(1)]
+    pairs = [(a * b).sum(-1)[:, None] for i, a in enumerate(vectors) for b in vectors[:i]]
+    return torch.cat(pairs if first is None else [first, *pairs], dim=1)
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def plain_kernels() -> Iterator[None]:
         mock.patch("nestpipe.models.hstu.time_buckets", plain_time_buckets),
         mock.patch("nestpipe.models.hstu.relative_bias", plain_relative_bias),
         mock.patch("nestpipe.models.sampled_softmax.indexed_dots", plain_indexed_dots),
-        mock.patch("nestpipe.models.dlrm.pairwise_dots", plain_pairwise_dots),
+        mock.patch("nestpipe.models.dlrm.interact", plain_interact),
     ):
         yield
 

@@ -25,7 +25,7 @@ from nestpipe import (
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.embedding import Collection, View, attach_collections
 from nestpipe.engine.flight import Flight
-from nestpipe.models import relative_bias, sampled_softmax
+from nestpipe.models import interaction, relative_bias, sampled_softmax
 from nestpipe.pooling import Bags, Pooled, Untrained, _pool_backward_with_torch, _pool_with_torch
 from nestpipe.tables.config import TableConfig
 from oracle import OracleBags, OracleSequences, OracleTables, distance
@@ -398,6 +398,39 @@ def test_indexed_dots_in_three_ways(queries: int, each: int, dim: int, seed: int
     device = sampled_softmax._dots_backward_with_torch(grad, q.detach(), rows.detach(), index)
     for a, b in [(found, wanted), (on_device, wanted), *zip(ours, theirs), *zip(device, theirs)]:
         assert distance(a.detach().numpy(), b.detach().numpy()) <= CLOSE
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 5), st.integers(1, 11), st.integers(1, 40), st.booleans(), st.integers(0, 2**31 - 1))
+@example(3, 1, 4, True, 0)
+def test_interaction_in_three_ways(count: int, vectors: int, dim: int, dense: bool, seed: int) -> None:
+    """Promise: the kernel, what a device runs, and plain torch give the same dots and gradients, whatever the sizes."""
+    torch.manual_seed(seed)
+    vectors = vectors if dense else vectors + 1  # a single vector has no partner
+    others = torch.randn(count, vectors, dim, dtype=torch.float64, requires_grad=True)
+    first = torch.randn(count, dim, dtype=torch.float64, requires_grad=True) if dense else None
+    one = others.detach()[:, :0] if first is None else first.detach()[:, None]
+    found, wanted = interaction.interact(first, others), oracle.plain_interact(first, others)
+    grad = torch.randn_like(found)
+    trained = [others] if first is None else [first, others]
+    ours, theirs = (torch.autograd.grad(out, trained, grad) for out in (found, wanted))
+    device = interaction._interact_backward_with_torch(grad, one, others.detach())[0 if dense else 1 :]
+    on_device = interaction._interact_with_torch(one, others.detach())
+    for a, b in [
+        (found, wanted),
+        (on_device, wanted),
+        *zip(ours, theirs),
+        *zip((d.view_as(t) for d, t in zip(device, theirs)), theirs),
+    ]:
+        assert distance(a.detach().numpy(), b.detach().numpy()) <= CLOSE
+
+
+def test_a_sample_interacts_alike_in_every_micro_batch() -> None:
+    """Promise: a sample's dots do not depend on the samples beside it, to the bit."""
+    first, others = torch.randn(12, 64), torch.randn(12, 26, 64)
+    whole = interaction.interact(first, others)
+    parts = [interaction.interact(f, o) for f, o in zip(first.split(5), others.split(5))]
+    assert torch.equal(whole, torch.cat(parts))
 
 
 def test_time_buckets_at_the_edges() -> None:

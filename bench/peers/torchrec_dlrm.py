@@ -34,7 +34,7 @@ from torchrec.streamable import Pipelineable
 from turns import Turns
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
-from nestpipe.models.interaction import pairwise_dots
+from nestpipe.models.interaction import interact
 
 CPU = torch.device("cpu")
 PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}
@@ -138,12 +138,13 @@ class DLRM(nn.Module):
         coming = self.embeddings(batch.sparse)
         bottom = self.bottom(batch.dense)
         rows = coming.values().view(-1, self.features, self.dim)
-        vectors = torch.cat([bottom.unsqueeze(1), rows], dim=1)
         if self.our_interaction:
-            dots = pairwise_dots(vectors)
+            interacted = interact(bottom, rows)
         else:
+            vectors = torch.cat([bottom.unsqueeze(1), rows], dim=1)
             dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.row, self.column]
-        logits = self.top(torch.cat([bottom, dots], dim=1)).squeeze(1)
+            interacted = torch.cat([bottom, dots], dim=1)
+        logits = self.top(interacted).squeeze(1)
         loss = self.loss(logits, batch.labels)
         return loss, loss.detach()
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from nestpipe.data.batch import Batch
 from nestpipe.embedding import EmbeddingBagCollection
-from nestpipe.models.interaction import pairwise_dots
+from nestpipe.models.interaction import interact
 from nestpipe.models.mlp import mlp
 from nestpipe.tables.config import TableDefaults
 
@@ -51,10 +50,8 @@ class DenseArch(nn.Module):
 
     def forward(self, dense: Tensor | None, embeddings: Tensor) -> Tensor:
         if self.bottom is None or dense is None:
-            return self.top(pairwise_dots(embeddings)).squeeze(1)
-        bottom = self.bottom(dense)
-        vectors = torch.cat([bottom[:, None, :], embeddings], dim=1)
-        return self.top(torch.cat([bottom, pairwise_dots(vectors)], dim=1)).squeeze(1)
+            return self.top(interact(None, embeddings)).squeeze(1)
+        return self.top(interact(self.bottom(dense), embeddings)).squeeze(1)
 
 
 class DLRM(nn.Module):
