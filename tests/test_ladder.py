@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -55,6 +57,41 @@ def test_a_rung_that_fails_is_named_and_all_others_end() -> None:
     """One line with the rung and its error, and no process is left."""
     with pytest.raises(BenchError, match=r"rung 'bad' failed with exit code 1: .*this rung was made to fail"):
         run_ladder(ladder(rung("good"), rung("bad", fails_at=2)), [], 3, lambda done, what: None)
+    assert_no_worker_is_left()
+
+
+def test_between_its_turns_a_rung_is_stopped(tmp_path: Path) -> None:
+    """Promise: rungs that wait take nothing from the one that trains, and go on when told to."""
+    one = RunningRung(ladder(rung("one")), rung("one"), 1, tmp_path / "0")
+    try:
+        one.train(0)
+        (pid,) = (int(path.read_text()) for path in (tmp_path / "0").glob("pid-*"))
+        assert Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T"
+        one.train(1)
+        assert one.report()["step_s_by_rank"] == [[[0.01]]]
+    finally:
+        one.stop()
+
+
+def test_a_killed_ladder_leaves_no_worker() -> None:
+    """Promise: where nobody is left to wake a stopped worker, the kernel ends it."""
+    code = (
+        "from pathlib import Path; import sys, time\n"
+        "from nestpipe.lab.ladder import Ladder, Rung, RunningRung\n"
+        "one = Rung('one', {'name': 'one', 'step_s': 0.01})\n"
+        "rung = RunningRung(Ladder('t', 'lab_worker', [one]), one, 1, Path(sys.argv[1]))\n"
+        "rung.train(0); print('trained', flush=True); time.sleep(60)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        killed = subprocess.Popen([sys.executable, "-c", code, f"{folder}/0"], stdout=subprocess.PIPE)
+        assert killed.stdout is not None and killed.stdout.readline() == b"trained\n"
+        assert workers_left()
+        killed.kill()
+        killed.wait()
+        assert_no_worker_is_left()
+
+
+def assert_no_worker_is_left() -> None:
     deadline = time.monotonic() + 10
     while (left := workers_left()) and time.monotonic() < deadline:
         time.sleep(0.1)

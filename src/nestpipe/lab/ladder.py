@@ -2,12 +2,13 @@
 
 A rung is a worker program under torchrun, ours or a peer's, that reads a JSON config, trains when its turn comes
 (bench/peers/turns.py) and writes a JSON report.  All rungs are alive at once, so that a noisy minute of the machine hits all of
-them alike; ratios are taken within a round.
+them alike; those whose turn it is not are stopped.  Ratios are taken within a round.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -36,6 +37,7 @@ TURN_SECONDS = 300.0
 STOP_SECONDS = 10.0
 FIRST_PORT = 29_600
 """Of the first rung's workers, on hosts of their own."""
+_LIBC = ctypes.CDLL(None)
 START_SHARE = 5
 """Starting a rung takes as long as so many turns, for the estimate."""
 
@@ -151,7 +153,7 @@ def run_ladder(
 
 
 class RunningRung:
-    """The workers of one rung, alive until `stop`.  They train when told to and sleep in between."""
+    """The workers of one rung, alive until `stop`.  They train when told to and are stopped by signal in between."""
 
     def __init__(self, ladder: Ladder, rung: Rung, rounds: int, folder: Path, network: Network | None = None) -> None:
         self.rung, self.folder, self.workers, self._network = rung, folder, ladder.workers, network
@@ -180,18 +182,33 @@ class RunningRung:
 
     def _start(self, command: list[str], interface: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
-        return subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
 
     def train(self, turn: int) -> None:
         """One turn; returns when all workers are done with it."""
+        self._signal(signal.SIGCONT)
         before = self._network.bytes_sent() if self._network else []
         (self.folder / f"turn-{turn}").touch()
         self._wait(lambda: all((self.folder / f"done-{turn}-{rank}").exists() for rank in range(self.workers)))
         if self._network and turn:
             sent = (after - already for after, already in zip(self._network.bytes_sent(), before))
             self.wire_bytes.append(max(sent))
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for path in self.folder.glob("pid-*"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), number)
 
     def report(self) -> dict[str, Any]:
+        self._signal(signal.SIGCONT)
         self._wait(lambda: all(process.poll() is not None for process in self._processes))
         if any(process.returncode for process in self._processes) or not self._out.is_file():
             raise self._failed()
@@ -201,6 +218,8 @@ class RunningRung:
     def stop(self) -> None:
         """Ends what still runs, workers and launcher."""
         running = [process for process in self._processes if process.poll() is None]
+        if running:
+            self._signal(signal.SIGCONT)
         for process in running:
             os.killpg(process.pid, signal.SIGTERM)
         for process in running:
@@ -226,6 +245,11 @@ class RunningRung:
         told = [line for line in lines if "Error" in line] or lines or ["no word"]
         code = next((process.returncode for process in self._processes if process.returncode), 0)
         return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {told[0].strip()}")
+
+
+def _end_with_parent() -> None:
+    """A launcher whose ladder is killed must not stay, waiting for workers that nobody will wake."""
+    _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
 def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
