@@ -1,7 +1,8 @@
 """All-to-all of byte ranges, and the all-reduce: each with a deadline, each naming who was waited for.
 
-On gloo a large all-to-all runs half-duplex, and every message has to be cut into pieces of which several are in flight to reach
-line rate (docs/log.md).  Sender and receiver both know a message's size, so pairs cut it the same way and nobody has to agree.
+On gloo a large all-to-all runs half-duplex, so that messages go from worker to worker here, in pieces of which several are in
+flight, and each way between two workers on a connection of its own (docs/log.md).  Sender and receiver both know a message's
+size, so pairs cut it the same way and nobody has to agree.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
 
-PIECE_BYTES = 256 * 1000
+PIECE_BYTES = 1000 * 1000
 
 
 class Traffic:
@@ -41,6 +42,8 @@ class Exchange:
         self.world = world
         self.lane = lane
         self.group = world.groups.get(lane)
+        self._back = world.groups.get(f"{lane} back", self.group)
+        """Where messages to a lower rank go."""
         self.traffic = traffic or Traffic()
         self.piece_bytes = piece_bytes
         self._deadline = timedelta(seconds=world.timeout)
@@ -52,24 +55,25 @@ class Exchange:
         """
         if self.world.size == 1:
             return
-        assert self.group is not None
+        assert self.group is not None and self._back is not None
+        me = self.world.rank
         pending: list[tuple[int, dist.Work]] = []
         peer = -1
         try:
             # Start with the next rank and go round: not everybody sends to worker 0 first.
             for distance in range(1, self.world.size):
-                peer = (self.world.rank - distance) % self.world.size
-                incoming = self._pieces(receives[peer])
-                pending.extend((peer, self.group.recv([piece], peer, 0)) for piece in incoming)
-                peer = (self.world.rank + distance) % self.world.size
-                outgoing = self._pieces(sends[peer])
-                pending.extend((peer, self.group.send([piece], peer, 0)) for piece in outgoing)
+                peer = (me - distance) % self.world.size
+                group = self.group if peer < me else self._back
+                pending.extend((peer, group.recv([piece], peer, 0)) for piece in self._pieces(receives[peer]))
+                peer = (me + distance) % self.world.size
+                group = self.group if me < peer else self._back
+                pending.extend((peer, group.send([piece], peer, 0)) for piece in self._pieces(sends[peer]))
             for waited_for, work in pending:
                 peer = waited_for
                 work.wait(self._deadline)
         except RuntimeError as error:
             raise self._lost(peer, error) from None
-        sent = sum(t.numel() * t.element_size() for p, ts in enumerate(sends) if p != self.world.rank for t in ts)
+        sent = sum(t.numel() * t.element_size() for p, ts in enumerate(sends) if p != me for t in ts)
         self.traffic.add(sent, len(pending))
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:

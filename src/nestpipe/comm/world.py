@@ -11,7 +11,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-LANE_GROUPS = ("route", "network", "dense", "metrics")
+LANE_GROUPS = ("route", "network", "network back", "dense", "metrics")
+"""`network back` carries what goes to a lower rank: gloo's thread spins where one connection is written and read at a time."""
 
 
 @dataclass(frozen=True)
