@@ -343,7 +343,7 @@ def test_a_model_that_returns_something_else_is_told(wrong: Callable[[Tensor, Ba
     ("options", "message"),
     [
         ({"schedule": "sideways"}, r"pipeline\.schedule must be one of serial.*not 'sideways'"),
-        ({"micro_batches": 0}, r"pipeline\.micro_batches must be from 1 to 32767, not 0"),
+        ({"micro_batches": 0}, r"pipeline\.micro_batches must be from 1 to 32767, .* not 0"),
         ({"micro_batches": -3}, r"pipeline\.micro_batches must be .*-3"),
         ({"micro_batches": 40_000}, r"pipeline\.micro_batches must be .*40000"),
         ({"clip_norm": 0.0}, "clip_norm must be above 0, not 0"),

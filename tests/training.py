@@ -14,6 +14,7 @@ import samples
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.engine.flight import Flight
+from nestpipe.engine.micro_plan import Wanted
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.optimizers import SparseOptimizer
 from oracle import Trained, dense_state_of
@@ -25,7 +26,7 @@ class Setting:
 
     model: str
     optimizer: SparseOptimizer
-    micro_batches: int = 1
+    micro_batches: Wanted = 1
     steps: int = 20
     dtype: str = "float64"
     seed: int = 0

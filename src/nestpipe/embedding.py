@@ -127,6 +127,8 @@ class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
         self._names = [name for _, _, name in self.lookups]
         columns = np.cumsum([0, *self._dims])
         self._parts: list[_GroupPart] = []
+        self._known_keys: list[str] = []
+        self._known_places: dict[int, list[int]] = {}
         for group in sorted({g for g, _ in places}):
             mine = [i for i, (g, _) in enumerate(places) if g == group]
             self._parts.append(
@@ -151,13 +153,21 @@ class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
         for part in self._parts:
             rows, grads = view.rows(part.group)
             index = view.index(part.group, part.first, part.first + len(part.features))
-            places = [features.place(feature) for feature in part.features]
+            places = self._feature_places(part, features)
             lengths = _of_features(features, features.lengths(), places, by_value=False).numpy()
             groups.append(Bags(rows, grads, index, lengths, part.means, part.columns))
             weights.append(None if given is None else _of_features(features, given, places, by_value=True))
         given_weights = [w for w in weights if w is not None]
         shape = (features.stride(), sum(self._dims))
         return KeyedTensor(self._names, self._dims, Pooled.apply(self._anchor, weights, groups, shape, *given_weights))
+
+    def _feature_places(self, part: _GroupPart, features: KeyedJaggedTensor) -> list[int]:
+        """Where a part's features stand; batch after batch has them in one order, so the last answer is mostly this one's."""
+        if self._known_keys is not features.keys() and self._known_keys != features.keys():
+            self._known_keys, self._known_places = list(features.keys()), {}
+        if part.group not in self._known_places:
+            self._known_places[part.group] = features.places(part.features)
+        return self._known_places[part.group]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,11 +20,13 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.clustering import cluster, compile_clustering
 from nestpipe.embedding import View, attach_collections, collections_in
 from nestpipe.engine.dense import DenseReplica
+from nestpipe.engine.done import Done
 from nestpipe.engine.engine import CALLERS_LANE, Engine, StageFunction
 from nestpipe.engine.flight import Flight, Verdict
+from nestpipe.engine.micro_plan import Measured, Wanted, check_micro_batches
 from nestpipe.engine.mixing_models import refuse_mixing
-from nestpipe.engine.routing import MAX_MICRO_BATCHES
 from nestpipe.engine.timeline import Timeline
+from nestpipe.engine.tuner import Tuner, make_plan
 from nestpipe.engine.warm import compile_kernels
 from nestpipe.engine.watch import BackwardWatch
 from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action, Options
@@ -72,7 +73,7 @@ class TrainPipeline:
         sparse_optimizer: SparseOptimizer | None = None,
         *,
         schedule: str = "serial",
-        micro_batches: int = 1,
+        micro_batches: Wanted = 1,
         clustering: bool = False,
         seed: int = 0,
         early_reduce: bool = True,
@@ -90,8 +91,7 @@ class TrainPipeline:
     ) -> None:
         if schedule not in BUILDERS:
             raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {schedule!r}")
-        if not 1 <= micro_batches < MAX_MICRO_BATCHES:
-            raise ValueError(f"pipeline.micro_batches must be from 1 to {MAX_MICRO_BATCHES - 1}, not {micro_batches}")
+        check_micro_batches(micro_batches)
         if look_ahead < 0:
             raise ValueError(f"pipeline.look_ahead must be at least 0, not {look_ahead}")
         if clip_norm is not None and not clip_norm > 0:
@@ -102,12 +102,12 @@ class TrainPipeline:
             )
         if not (sparse_optimizer is None or hasattr(sparse_optimizer, "state_width")):
             raise TypeError("sparse_optimizer must be one of nestpipe's: SGD, RowWiseAdagrad, Adagrad, Adam")
+        self.plan = make_plan(micro_batches)
         refuse_mixing(model, micro_batches)
         self.model = model
         self.optimizer = dense_optimizer
         self.world = world or World.join()
         self.schedule = schedule
-        self.micro_batches = micro_batches
         self.clustering = clustering
         self.clip_norm = clip_norm
         self.table_rate = table_rate
@@ -141,6 +141,8 @@ class TrainPipeline:
         self._closed = False
         self._flights: dict[int, Flight] = {}
         self._last_end: float | None = None
+        self._last_step: tuple[int, Measured] | None = None
+        self._busy_before = (0.0, 0.0)
         self.next_batch = 0
         self._start = 0
         timeline = Timeline(keep=trace)
@@ -151,7 +153,7 @@ class TrainPipeline:
         return {
             "load": self._load,
             "move": lambda flight, micro: None,
-            "route": lambda flight, micro: self.sparse.route(flight, self.micro_batches),
+            "route": lambda flight, micro: self.sparse.route(flight, flight.micro_batches),
             "retrieve": lambda flight, micro: self.sparse.retrieve(flight),
             "sync": lambda flight, micro: self.sparse.sync(flight),
             "embed": self.sparse.embed,
@@ -185,7 +187,7 @@ class TrainPipeline:
         self._source = batches
         begin = self._last_end or time.perf_counter()
         number = self.next_batch
-        actions = BUILDERS[self.schedule](number, self.micro_batches, self._start, self.options)
+        actions = BUILDERS[self.schedule](number, self._micro_batches(number), self._start, self.options)
         self._prepare_flights(actions)
         try:
             self.engine.run(actions, self._flights)
@@ -212,6 +214,7 @@ class TrainPipeline:
         flight.windows = []  # its rows have arrived and its gradients left
         self._flights.pop(number - 1, None)
         self._last_end = time.perf_counter()
+        self._measure(number, self._last_end - begin)
         mine = actions if self.schedule == "serial" else [a for a in actions if a.lane == CALLERS_LANE]
         self.engine.timeline.close_step(mine[-1].name, begin, self._last_end)
         self.engine.forget(number - 1)
@@ -263,10 +266,24 @@ class TrainPipeline:
         for action in actions:
             if action.batch not in self._flights:
                 before = self._flights.get(action.batch - 1) if self.schedule in LOOKING_AHEAD else None
-                flight = self._flights[action.batch] = Flight(action.batch, previous=before)
+                count = self._micro_batches(action.batch)
+                flight = self._flights[action.batch] = Flight(action.batch, micro_batches=count, previous=before)
                 if self._watch is not None:
-                    last = ("compute", action.batch, self.micro_batches - 1)
-                    flight.parts[last] = [threading.Event() for _ in range(self.options.buckets)]
+                    last = ("compute", action.batch, count - 1)
+                    flight.parts[last] = [Done() for _ in range(self.options.buckets)]
+
+    def _micro_batches(self, batch: int) -> int:
+        """Settled when a batch's flight is made, which is at the same step on every worker."""
+        return self._flights[batch].micro_batches if batch in self._flights else self.plan.of(batch)
+
+    def _measure(self, batch: int, seconds: float) -> None:
+        """What the step took here; all workers tell one another with the next verdict, where somebody wants to know."""
+        if isinstance(self.plan, Tuner):
+            busy = self.engine.timeline.busy
+            now = (busy["compute"], busy["embed"] + busy["grad"])
+            compute, wire = (max(0.0, after - before) for after, before in zip(now, self._busy_before))
+            self._busy_before = now
+            self._last_step = (batch, Measured(seconds, compute, wire))
 
     def _start_alike(self) -> None:
         """Every worker starts from worker 0's dense parameters and buffers."""
@@ -292,7 +309,7 @@ class TrainPipeline:
             self._exhausted = True  # not asked again: some iterators begin anew
         else:
             split = cluster if self.clustering else Batch.split
-            flight.micros = split(batch, self.micro_batches)
+            flight.micros = split(batch, flight.micro_batches)
 
     def _compute(self, flight: Flight, micro: int) -> None:
         """The model, forward and backward, on one micro-batch; skipped where this worker's is empty."""
@@ -305,7 +322,7 @@ class TrainPipeline:
             flight.outputs.append(None)
         else:
             self._forward_backward(flight, micro, batch)
-        if micro == self.micro_batches - 1:
+        if micro == flight.micro_batches - 1:
             self.dense.finished()
 
     def _forward_backward(self, flight: Flight, micro: int, batch: Batch) -> None:
@@ -332,8 +349,14 @@ class TrainPipeline:
 
     def _agree(self, flight: Flight, micro: int) -> None:
         """All workers learn the loss and the gradient norm, and stop together before anything lasting is changed."""
-        sums = torch.tensor([flight.loss_sum, self.sparse.sum_of_squares(flight)], dtype=torch.float64)
+        told = [flight.loss_sum, self.sparse.sum_of_squares(flight)]
+        last, self._last_step = self._last_step, None
+        if last is not None:
+            told += [last[1].step, last[1].compute, last[1].wire]
+        sums = torch.tensor(told, dtype=torch.float64)
         self._dense_exchange.all_reduce(sums)
+        if last is not None:
+            self.plan.learn(last[0], Measured(*(sums[2:] / self.world.size).tolist()))
         norm = math.sqrt(float(sums[1]) + self.dense.sum_of_squares()) if torch.isfinite(sums[1]) else math.nan
         flight.verdict = Verdict(float(sums[0]), math.isfinite(float(sums[0])) and math.isfinite(norm), norm)
         if not flight.verdict.finite:

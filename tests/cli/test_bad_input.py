@@ -59,7 +59,7 @@ def parquet(folder: Path, **columns: object) -> list[str]:
         (2, "tables.lr=0", ["tables.lr must be above 0"]),
         (1, "pipeline.schedule=nestde", ["pipeline.schedule must be one of serial", "'nestde'"]),
         (2, "pipeline.schedule=nestde", ["pipeline.schedule must be one of serial", "'nestde'"]),
-        (1, "pipeline.micro_batches=0", ["pipeline.micro_batches must be at least 1, not 0"]),
+        (1, "pipeline.micro_batches=0", ["pipeline.micro_batches must be from 1 to 32767"]),
         (2, "model.kind=hstu", ["unknown key 'model.bottom'"]),
         (1, "train.workers", ["section.key=value", "'train.workers'"]),
     ],

@@ -136,7 +136,7 @@ def test_overrides_are_toml_or_bare_strings(tmp_path: Path) -> None:
         ("model.tower.dim=0", "the tower's dim must be at least 1, not 0"),
         ("tables.optimizer=adagard", "not 'adagard'; did you mean 'adagrad'?"),
         ("train.batch_size=0", "train.batch_size must be at least 1, not 0"),
-        ("pipeline.micro_batches=0", "pipeline.micro_batches must be at least 1, not 0"),
+        ("pipeline.micro_batches=0", "pipeline.micro_batches must be from 1 to 32767"),
         ("tables.lr=-1", "tables.lr must be above 0 and finite, not -1.0"),
         ("tables.decay=cosine", "tables.decay_steps must be at least 1 with decay 'cosine', not 0"),
         ("dense.betas=[0.9, 1]", "dense.betas must be from 0 to below 1, not [0.9, 1.0]"),

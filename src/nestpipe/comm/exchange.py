@@ -18,7 +18,7 @@ from torch import Tensor
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
 
-PIECE_BYTES = 1000 * 1000
+PIECE_BYTES = 256 * 1000
 
 
 class Traffic:
@@ -90,9 +90,11 @@ class Exchange:
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         pieces: list[Tensor] = []
         for tensor in tensors:
-            if tensor.numel():
-                flat = tensor.view(torch.uint8).flatten()
-                pieces.extend(flat.split(self.piece_bytes))
+            size = tensor.numel() * tensor.element_size()
+            if size > self.piece_bytes:
+                pieces.extend(tensor.view(torch.uint8).flatten().split(self.piece_bytes))
+            elif size:
+                pieces.append(tensor)
         return pieces
 
     def _lost(self, peer: int | None, error: RuntimeError) -> PeerLost:

@@ -191,6 +191,9 @@ class KeyedJaggedTensor:
             raise KeyError(f"no feature {key!r} in this batch; it has {', '.join(self._keys) or 'none'}")
         return self._place[key]
 
+    def places(self, keys: Sequence[str]) -> list[int]:
+        return [self.place(key) for key in keys]
+
     def __getitem__(self, key: str) -> JaggedTensor:
         f, b = self.place(key), self._stride
         offsets = self._offsets[f * b : (f + 1) * b + 1]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from nestpipe.comm.errors import PeerLost
+from nestpipe.engine.done import Done
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.lanes import LaneThread
 from nestpipe.engine.timeline import Timeline
@@ -37,7 +37,7 @@ class Engine:
         self._rank = rank
         self._threads = threads
         self._lanes: dict[str, LaneThread] = {}
-        self._done: dict[Name, threading.Event] = {}
+        self._done: dict[Name, Done] = {}
         self._failure: BaseException | None = None
         self._not_done: set[Name] = set()
         """Actions that failed or were left out."""
@@ -65,7 +65,7 @@ class Engine:
         mine: Action | None = None
         for action in actions:
             if self._threads and action.lane != CALLERS_LANE:
-                self._done[action.name] = threading.Event()
+                self._done[action.name] = Done()
                 job = functools.partial(self._perform, action, flights[action.batch])
                 self._lanes[action.lane].submit(job)
                 continue
@@ -73,7 +73,7 @@ class Engine:
             if mine is not None:
                 self._perform(mine, flights[mine.batch])
                 self._raise_failure()
-            self._done[action.name] = threading.Event()
+            self._done[action.name] = Done()
             mine = action
         if mine is not None:
             self._perform(mine, flights[mine.batch])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from nestpipe.data.batch import Batch
 from nestpipe.engine.buffers import RowBuffer
+from nestpipe.engine.done import Done
 from nestpipe.engine.routing import Routes
 from nestpipe.engine.window_room import WindowRoom
 from nestpipe.keys.index import Found
@@ -31,6 +31,8 @@ class Flight:
 
     number: int
     micros: list[Batch] = field(default_factory=list)
+    micro_batches: int = 1
+    """Into how many it is divided on every worker, with data or without."""
     has_data: bool = False
     load_error: Exception | None = None
     """What the iterator raised in place of this batch."""
@@ -52,7 +54,7 @@ class Flight:
     loss_sum: float = 0.0
     """This worker's part of the global mean loss."""
     verdict: Verdict | None = None
-    parts: dict[Name, list[threading.Event]] = field(default_factory=dict)
+    parts: dict[Name, list[Done]] = field(default_factory=dict)
     """Of an action that others may begin within: what tells them, one by one, that their part is final."""
 
     @property

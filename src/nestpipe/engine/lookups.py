@@ -26,15 +26,18 @@ class GroupLookups:
         `by_micro`: dedup each of them by itself.
         """
         keys: list[np.ndarray] = []
+        lengths: list[np.ndarray] = []
         for micro in micros:
             features = micro.sparse_features
-            values, stride = features.values().numpy(), features.stride()
-            offsets = features.offsets().numpy()
-            for feature in self.features:
-                f = features.place(feature)
-                keys.append(values[offsets[f * stride] : offsets[(f + 1) * stride]])
-        lengths = np.array([len(k) for k in keys], np.int64)
-        ends = np.cumsum(lengths)
+            places = np.array(features.places(self.features))
+            values, by_feature = features.values().numpy(), features.offsets().numpy()[:: max(1, features.stride())]
+            starts, stops = (by_feature[places], by_feature[places + 1]) if features.stride() else (places * 0,) * 2
+            lengths.append(stops - starts)
+            if (places[1:] == places[:-1] + 1).all():
+                keys.append(values[starts[0] : stops[-1]])
+            else:
+                keys.extend(values[start:stop] for start, stop in zip(starts, stops))
+        ends = np.cumsum(np.concatenate(lengths)) if lengths else np.empty(0, np.int64)
         count = len(self.features)
         window = plan_window(
             np.concatenate(keys) if keys else np.empty(0, np.int64),

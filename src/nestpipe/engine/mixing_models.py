@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from nestpipe.engine.micro_plan import Wanted
 
-def refuse_mixing(model: nn.Module, micro_batches: int) -> None:
+
+def refuse_mixing(model: nn.Module, micro_batches: Wanted) -> None:
     """ValueError where a module is known to mix the samples of a batch and there are micro-batches.
 
     What a forward pass does with its samples cannot be seen from outside: a loss over in-batch negatives, or a mean over the
@@ -17,6 +19,6 @@ def refuse_mixing(model: nn.Module, micro_batches: int) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise ValueError(
-                f"{type(module).__name__} at {name!r} mixes the samples of a batch, so {micro_batches} micro-batches would not "
+                f"{type(module).__name__} at {name!r} mixes the samples of a batch, so micro-batches would not "
                 "train what one batch trains: use LayerNorm or GroupNorm, or pipeline.micro_batches = 1"
             )

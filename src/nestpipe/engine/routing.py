@@ -16,7 +16,6 @@ from nestpipe.keys.dedup import dedup_pairs
 from nestpipe.keys.window import Window, order_by
 
 _TABLE_BITS = 16
-MAX_MICRO_BATCHES = 1 << 15
 
 
 @dataclass(frozen=True)

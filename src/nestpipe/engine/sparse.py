@@ -98,7 +98,7 @@ class SparseStages:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
         for buffer in flight.buffers:
-            buffer.grads[:] = 0
+            torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
         self._make_windows(flight)
 
     def sync(self, flight: Flight) -> None:

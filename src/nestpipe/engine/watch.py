@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 
 from torch import nn
 
 from nestpipe.engine.dense import Bucket
+from nestpipe.engine.done import Done
 
 
 class BackwardWatch:
@@ -23,11 +23,11 @@ class BackwardWatch:
         self._sizes = [len(bucket.parameters) for bucket in buckets]
         self._missing: list[int] = []
         self._seen: set[nn.Parameter] = set()
-        self._events: list[threading.Event] | None = None
+        self._events: list[Done] | None = None
         self._handles = {p: p.register_post_accumulate_grad_hook(self._added) for p in self._bucket_of}
 
     @contextlib.contextmanager
-    def watching(self, events: list[threading.Event]) -> Iterator[None]:
+    def watching(self, events: list[Done]) -> Iterator[None]:
         """Around one backward pass."""
         for parameter, handle in self._handles.items():
             hooks = parameter._post_accumulate_grad_hooks

@@ -57,8 +57,7 @@ class WindowRoom:
 
     def _make(self, begin: int, count: int) -> Room:
         rows, grads = (self._blocks.take((count, self._group.dim), self._group.dtype) for _ in range(2))
-        grads[:] = 0
-        return Room(begin, torch.from_numpy(rows), torch.from_numpy(grads))
+        return Room(begin, torch.from_numpy(rows), torch.from_numpy(grads).zero_())
 
 
 def window_bytes(window: Window, group: TableGroup) -> int:

@@ -17,18 +17,22 @@ def interact(first, others, out):  # type: ignore[no-untyped-def]
     `first` is [B, 1 or 0, D], `others` [B, F, D].
     """
     samples, firsts, dim = first.shape
-    count = firsts + others.shape[1]
-    vectors = np.empty((count, dim), others.dtype)
     zero = np.zeros(1, others.dtype)[0]
     for b in range(samples):
-        vectors[:firsts] = first[b]
-        vectors[firsts:] = others[b]
-        to = out[b]
+        vectors, to = others[b], out[b]
         at = firsts * dim
         if firsts:
-            to[:dim] = vectors[0]
-        for i in range(1, count):
+            for d in range(dim):
+                to[d] = first[b, 0, d]
+        for i in range(vectors.shape[0]):
             one = vectors[i]
+            if firsts:
+                p = first[b, 0]
+                dot_p = zero
+                for d in range(dim):
+                    dot_p += one[d] * p[d]
+                to[at] = dot_p
+                at += 1
             j = 0
             while j + 4 <= i:  # four at a time: `one` is read once for them
                 p, q, r, s = vectors[j], vectors[j + 1], vectors[j + 2], vectors[j + 3]
@@ -55,32 +59,44 @@ def interact_backward(grads, first, others, grad_first, grad_others):  # type: i
     """What `interact` passes back: every vector meets each of its partners, with the gradient of their dot."""
     samples, firsts, dim = first.shape
     count = firsts + others.shape[1]
-    padded = (count + 3) // 4 * 4  # partners are taken four at a time; those beyond `count` stay zero
+    padded = (count + 3) // 4 * 4  # vectors and partners are taken four by four; those beyond `count` stay zero
     vectors = np.zeros((padded, dim), others.dtype)
-    pairs = np.zeros((count, padded), others.dtype)
-    summed = np.empty(dim, others.dtype)
+    pairs = np.zeros((padded, padded), others.dtype)
+    summed = np.empty((padded, dim), others.dtype)
     for b in range(samples):
-        vectors[:firsts] = first[b]
-        vectors[firsts:count] = others[b]
-        of = grads[b]
+        for i in range(count):
+            of = first[b, 0] if i < firsts else others[b, i - firsts]
+            to = vectors[i]
+            for d in range(dim):
+                to[d] = of[d]
         at = firsts * dim
         for i in range(count):
             for j in range(i):
-                pairs[i, j] = of[at + j]
-                pairs[j, i] = of[at + j]
+                pairs[i, j] = grads[b, at + j]
+                pairs[j, i] = grads[b, at + j]
             at += i
-        for i in range(count):
-            weights = pairs[i]
-            if i < firsts:
-                summed[:] = of[:dim]
-            else:
-                summed[:] = 0
+        for i in range(0, padded, 4):
+            s0, s1, s2, s3 = summed[i], summed[i + 1], summed[i + 2], summed[i + 3]
+            for d in range(dim):
+                s0[d] = s1[d] = s2[d] = s3[d] = 0
             for j in range(0, padded, 4):
-                p, q, r, s = vectors[j], vectors[j + 1], vectors[j + 2], vectors[j + 3]
-                by_p, by_q, by_r, by_s = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
+                v0, v1, v2, v3 = vectors[j], vectors[j + 1], vectors[j + 2], vectors[j + 3]
+                a0, a1, a2, a3 = pairs[i, j], pairs[i, j + 1], pairs[i, j + 2], pairs[i, j + 3]
+                b0, b1, b2, b3 = pairs[i + 1, j], pairs[i + 1, j + 1], pairs[i + 1, j + 2], pairs[i + 1, j + 3]
+                c0, c1, c2, c3 = pairs[i + 2, j], pairs[i + 2, j + 1], pairs[i + 2, j + 2], pairs[i + 2, j + 3]
+                d0, d1, d2, d3 = pairs[i + 3, j], pairs[i + 3, j + 1], pairs[i + 3, j + 2], pairs[i + 3, j + 3]
                 for d in range(dim):
-                    summed[d] += (by_p * p[d] + by_q * q[d]) + (by_r * r[d] + by_s * s[d])
+                    p, q, r, s = v0[d], v1[d], v2[d], v3[d]
+                    s0[d] += (a0 * p + a1 * q) + (a2 * r + a3 * s)
+                    s1[d] += (b0 * p + b1 * q) + (b2 * r + b3 * s)
+                    s2[d] += (c0 * p + c1 * q) + (c2 * r + c3 * s)
+                    s3[d] += (d0 * p + d1 * q) + (d2 * r + d3 * s)
+        for i in range(count):
+            of = summed[i]
             if i < firsts:
-                grad_first[b, i] = summed
+                for d in range(dim):
+                    grad_first[b, i, d] = of[d] + grads[b, d]
             else:
-                grad_others[b, i - firsts] = summed
+                to = grad_others[b, i - firsts]
+                for d in range(dim):
+                    to[d] = of[d]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nestpipe.schedule.effects import Effect, effects_of
+from nestpipe.schedule.effects import Effect, StageEffects
 from nestpipe.schedule.options import DEFAULT, Options
 
 STAGES: dict[str, str] = {
@@ -39,7 +40,7 @@ class Action:
     batch: int
     micro: int
     waits: tuple[Name, ...]
-    effects: tuple[Effect, ...]
+    effects: Sequence[Effect]
     within: Name | None = None
     """An action that need not be over, if it says before that the part which this one needs is final: a bucket of gradients."""
 
@@ -75,4 +76,4 @@ def act(
     within: Name | None = None,
 ) -> Action:
     """An action with the effects that its stage has."""
-    return Action(stage, batch, micro, waits, effects_of(stage, batch, micro, options), within)
+    return Action(stage, batch, micro, waits, StageEffects(stage, batch, micro, options), within)

@@ -7,7 +7,10 @@ unknown function of everything the action reads, so two schedules are equal when
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from nestpipe.schedule.options import DEFAULT, Options
 
@@ -44,6 +47,7 @@ def shared_rows(batch: int) -> tuple[Effect, ...]:
     return tuple(Effect("copy", new, old, batches=(batch - 1, batch)) for old, new in pairs)
 
 
+@functools.lru_cache(maxsize=4096)
 def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -> tuple[Effect, ...]:
     """The effects of a stage, in order: reads see what was there before the action's own writes."""
     t, mine = batch, (batch,)
@@ -114,3 +118,26 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
                 *(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
             )
     raise ValueError(f"no stage {stage!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageEffects(Sequence[Effect]):
+    """The effects of a stage, made when somebody looks at them: `check` does, an engine that runs the action does not."""
+
+    stage: str
+    batch: int
+    micro: int
+    options: Options = DEFAULT
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    @overload
+    def __getitem__(self, place: int) -> Effect: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Effect]: ...
+    def __getitem__(self, place: int | slice) -> Effect | Sequence[Effect]:
+        return self._made()[place]
+
+    def _made(self) -> tuple[Effect, ...]:
+        return effects_of(self.stage, self.batch, self.micro, self.options)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from nestpipe.engine.micro_plan import check_micro_batches
 from nestpipe.train.rates import Decay, RateSchedule
 
 
@@ -127,8 +128,9 @@ class PipelineSection:
 
     schedule: str = "serial"
     """Name of the schedule: serial, dbp, fwp or nested."""
-    micro_batches: int = 1
-    """Micro-batches in a batch; rounding depends on it and on clustering, and on nothing else in this section."""
+    micro_batches: int | Literal["auto"] | list[list[int]] = 1
+    """Micro-batches in a batch; rounding depends on it and on clustering, and on nothing else in this section.  "auto" tries
+    and takes the fastest; [[0, 4], [60, 8]] is 4 from batch 0 on and 8 from batch 60 on, as a run with "auto" has chosen."""
     clustering: bool = False
     """Put samples that share keys into the same micro-batch."""
     look_ahead: int = 2
@@ -139,7 +141,7 @@ class PipelineSection:
     """Update rows as soon as their gradients are complete, before all workers have agreed on the batch (not with clip_norm)."""
 
     def __post_init__(self) -> None:
-        _at_least("pipeline.micro_batches", self.micro_batches, 1)
+        check_micro_batches(self.micro_batches)
         _at_least("pipeline.look_ahead", self.look_ahead, 0)
 
 

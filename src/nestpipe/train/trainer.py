@@ -11,6 +11,8 @@ import torch
 
 from nestpipe.comm.world import World
 from nestpipe.data.source import DataError
+from nestpipe.engine.micro_plan import MicroPlan
+from nestpipe.engine.tuner import Choice, Tuner
 from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
 from nestpipe.train.digest import digest
@@ -43,12 +45,16 @@ def train(
     pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness, trace=trace is not None)
     stream = train_stream(recipe, source, world)
     pace = Pace(recipe)
+    chosen = NewChoices(pipeline.plan)
     metrics: dict[str, float] = {}
 
     with Display(recipe.name, on=world.rank == 0 and not quiet) as display:
         while pace.steps != recipe.train.steps and (step := pipeline.progress(stream)):
             if pace.count(step):
                 pipeline.engine.timeline.restart()
+            for choice in chosen.new():
+                directory.log({"step": pace.steps, "micro_batches": choice.micro_batches, "why": str(choice)})
+                display.say(str(choice))
             if pace.steps % recipe.train.log_every == 0:
                 directory.log({"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)})
             if recipe.eval.every and pace.steps % recipe.eval.every == 0:
@@ -73,6 +79,7 @@ def train(
         "schedule": recipe.pipeline.schedule,
         "workers": world.size,
         "micro_batches": recipe.pipeline.micro_batches,
+        "micro_batches_chosen": [list(choice) for choice in pipeline.plan.choices],
         "steps": pace.steps,
         "samples": pace.samples,
         "seconds": pace.seconds(),
@@ -94,6 +101,21 @@ def train(
     pipeline.close()
     directory.write_summary(summary)
     return summary
+
+
+class NewChoices:
+    """What a tuner has decided since it was last asked; nothing where micro-batches are given."""
+
+    def __init__(self, plan: MicroPlan) -> None:
+        self._plan = plan
+        self._told = 0
+
+    def new(self) -> list[Choice]:
+        if not isinstance(self._plan, Tuner):
+            return []
+        found = self._plan.decided[self._told :]
+        self._told += len(found)
+        return found
 
 
 class Pace:
