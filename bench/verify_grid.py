@@ -1,6 +1,7 @@
 """`verify` over a grid: models x optimizers x workers x DRAM or disk x schedules, each 200 steps against serial, bit for bit.
 
-    python bench/verify_grid.py [--schedule dbp] [--steps 200] [--workers 1 2 3 4] [--micro 1]
+    python bench/verify_grid.py [--schedule dbp] [--steps 200] [--workers 1 2 3 4] [--micro 1] [--options plain]
+    python bench/verify_grid.py --schedule fwp nested --micro 1 2 4 8 --options all --optimizers rowwise_adagrad --steps 50
 
 Models and batches are small, so that a run is mostly schedule; tables go to disk with room for a few rows in DRAM.  The workers
 of one size are started once and go through all settings; a setting is what `nestpipe verify` does.
@@ -21,6 +22,14 @@ MODELS = {
     "hstu": ["data.users=400", "data.items=300", "data.max_length=12", "data.mean_length=6.0", "data.negatives=4",
              "model.dim=8", "model.max_length=12", "train.epochs=none"],
 }  # fmt: skip
+OPTIONS = {
+    "plain": [],
+    "clustering": ["pipeline.clustering=true"],
+    "by micro": ["memory.window_limit=0.0001"],  # dedup per micro-batch instead of per window
+    "late": ["pipeline.early_reduce=false", "pipeline.early_update=false", "pipeline.look_ahead=0"],
+    "far ahead": ["pipeline.look_ahead=8", "train.clip_norm=0.05"],
+}
+"""Beside what a schedule does by itself."""
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 
@@ -30,7 +39,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--micro", type=int, nargs="+", default=[1])
-    return parser.parse_args()
+    parser.add_argument("--optimizers", nargs="+", default=OPTIMIZERS, choices=OPTIMIZERS)
+    parser.add_argument("--options", nargs="+", default=["plain"], choices=[*OPTIONS, "all"])
+    args = parser.parse_args()
+    args.options = list(OPTIONS) if "all" in args.options else args.options
+    return args
 
 
 def main() -> int:
@@ -57,12 +70,14 @@ def go_through(args: argparse.Namespace) -> int:
     from nestpipe.train.verify import verify
 
     world = World.join(timeout=120)
-    grid = list(itertools.product(MODELS, OPTIMIZERS, ("dram", "disk"), args.schedule, args.micro))
+    tiers = ("dram", "disk")
+    grid = list(itertools.product(MODELS, args.optimizers, tiers, args.schedule, args.micro, args.options))
     different, started = 0, time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nestpipe-grid-") as folder:
-        for number, (model, optimizer, tier, schedule, micro) in enumerate(grid, start=1):
+        for number, (model, optimizer, tier, schedule, micro, options) in enumerate(grid, start=1):
             settings = [*MODELS[model], f"tables.optimizer={optimizer}", "train.batch_size=16", "train.epochs=none"]
             settings += [f"pipeline.micro_batches={micro}", "tables.lr=0.02", f"pipeline.schedule={schedule}"]
+            settings += OPTIONS[options]
             if tier == "disk":
                 settings += [f"tables.disk_path={folder}", "tables.dram_rows=40"]
             recipe = load_recipe(model, settings, DATA, MODEL_KINDS, RECIPES)
@@ -71,7 +86,7 @@ def go_through(args: argparse.Namespace) -> int:
             verdict = "equal" if result["equal"] else result["first_difference"]["text"]
             left = (time.perf_counter() - started) / number * (len(grid) - number)
             if world.rank == 0:
-                print(f"{world.size} workers  {model:5} {optimizer:16} {tier:5} {schedule:6} N={micro}  {result['steps']} steps"
+                print(f"{world.size} workers  {model:5} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}  {result['steps']} steps"
                       f"  {result['compared']['rows']:6} rows  {verdict}  ({left:.0f} s left)", flush=True)  # fmt: skip
     world.leave()
     if world.rank == 0:

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from nestpipe.cli import main
-from nestpipe.lab.ladder import BenchError, Hides, Ladder, Rung, RunningRung, load_ladder, run_ladder, summarise
+from nestpipe.lab.ladder import (
+    BenchError,
+    Hides,
+    Ladder,
+    Rung,
+    RunningRung,
+    ladders,
+    load_ladder,
+    run_ladder,
+    summarise,
+)
 from nestpipe.lab.network import LabError, Network, known, remove_abandoned
 
 
@@ -130,12 +140,12 @@ def test_what_is_hidden() -> None:
     assert hidden["hidden_share_of_step"] == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "dlrm-disk", "dlrm-link"])
+@pytest.mark.parametrize("name", ladders())
 def test_shipped_ladders_can_be_read(name: str) -> None:
     """And name only rungs that they have."""
     shipped = load_ladder(name)
     names = {r.name for r in shipped.rungs}
-    assert set(shipped.against) <= names
+    assert set(shipped.against) | set(shipped.limit) <= names
     assert all({h.exposed, h.hidden, *h.without} <= names for h in shipped.hides)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nestpipe import pooling_kernels
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -61,7 +62,7 @@ class View:
 class UniqueRows:
     """The rows of a feature without repetition: id i of the feature is rows[index[i]].  Features of one group share `rows`.
 
-    Use `rows` through `index` only: others may be of another micro-batch, whose gradients are gone already.
+    Use `rows` through `index` only: others may be of features that somebody else looks up.
     """
 
     rows: Tensor
@@ -197,15 +198,24 @@ class EmbeddingCollection(Collection[EmbeddingConfig]):
     def unique_rows(self, features: KeyedJaggedTensor) -> dict[str, UniqueRows]:
         """As calling it, but each row once and an index into them: for features with many repeated ids, such as negatives."""
         view = self._current(features)
-        shared: dict[int, Tensor] = {}
-        out = {}
-        for (_, feature, name), (group, lookup) in zip(self.lookups, self._places):
-            if group not in shared:
-                rows, grads = view.rows(group)
-                shared[group] = Arrived.apply(self._anchor, rows, grads, view.arrived(group))
-            index = torch.from_numpy(view.index(group, lookup, lookup + 1))
-            out[name] = UniqueRows(shared[group], index, features[feature].lengths())
-        return out
+        rows_of: dict[int, Tensor] = {}
+        index_of: dict[tuple[int, int], np.ndarray] = {}
+        for group in {group for group, _ in self._places}:
+            lookups = [lookup for g, lookup in self._places if g == group]
+            indexes = [view.index(group, lookup, lookup + 1) for lookup in lookups]
+            rows, grads = view.rows(group)
+            if len(view.flight.micros) > 1:  # most of the window's rows are other micro-batches'
+                number_of = np.full(len(rows), -1, np.int32)
+                used, inverse = pooling_kernels.compact(np.concatenate(indexes), number_of)
+                indexes = np.split(inverse, np.cumsum([len(index) for index in indexes])[:-1])
+                rows_of[group] = Looked.apply(self._anchor, rows, grads, used)
+            else:
+                rows_of[group] = Arrived.apply(self._anchor, rows, grads, view.arrived(group))
+            index_of |= {(group, lookup): index for lookup, index in zip(lookups, indexes)}
+        return {
+            name: UniqueRows(rows_of[place[0]], torch.from_numpy(index_of[place]), features[feature].lengths())
+            for (_, feature, name), place in zip(self.lookups, self._places)
+        }
 
 
 def _same_ids(features: KeyedJaggedTensor, routed: KeyedJaggedTensor) -> bool:

@@ -100,3 +100,24 @@ def pool_backward_weights(grad_out, stride, rows, index, lengths, means, columns
                 if means[l] and end - start > 1:
                     total = total / (end - start)
                 grad_weights[j] = total
+
+
+@numba.njit(nogil=True, cache=True)
+def compact(index, number_of):  # type: ignore[no-untyped-def]
+    """The places that occur in `index`, each once and in order of first use, and for every entry the number of its place.
+
+    `number_of` has an entry of -1 for every possible place; it is used up.
+    """
+    found = np.empty(min(index.shape[0], number_of.shape[0]), np.int32)
+    inverse = np.empty(index.shape[0], np.int32)
+    count = 0
+    for i in range(index.shape[0]):
+        place = index[i]
+        number = number_of[place]
+        if number < 0:
+            number = count
+            number_of[place] = number
+            found[number] = place
+            count += 1
+        inverse[i] = number
+    return found[:count], inverse

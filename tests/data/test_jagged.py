@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import samples_of
 
@@ -57,12 +57,29 @@ def test_select_takes_whole_samples(batch: Batch, data: st.DataObject) -> None:
 def test_split_and_concat_are_inverse(batch: Batch, parts: int) -> None:
     """Cutting a batch and joining the parts gives it back, also when some parts have no sample."""
     pieces = batch.split(parts)
-    assert len(pieces) == parts and max(map(len, pieces)) - min(map(len, pieces)) <= 1
+    assert len(pieces) == parts
+    if batch.loss_terms is None:
+        assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
     again = Batch.concat(pieces)
     assert samples_of(again) == samples_of(batch) and weights_of(again) == weights_of(batch)
     assert torch.equal(again.sparse_features.values(), batch.sparse_features.values())
     assert torch.equal(again.sparse_features.lengths(), batch.sparse_features.lengths())
     assert sum(piece.terms() for piece in pieces) == batch.terms()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 9))
+@example([0, 0, 0], 2)
+@example([200] + [1] * 30, 4)
+def test_split_divides_terms_evenly(terms: list[int], parts: int) -> None:
+    """Promise: histories of any lengths make micro-batches whose terms differ by no more than the longest of them."""
+    ids = torch.arange(len(terms))
+    features = KeyedJaggedTensor(["f"], ids, lengths=torch.ones(len(terms), dtype=torch.int64))
+    pieces = Batch(features, loss_terms=torch.tensor(terms, dtype=torch.float32)).split(parts)
+    assert len(pieces) == parts
+    assert torch.equal(torch.cat([piece.sparse_features.values() for piece in pieces]), ids)
+    for piece in pieces:
+        assert abs(piece.terms() - sum(terms) / parts) <= max([*terms, 0])
 
 
 @settings(max_examples=30, deadline=None)

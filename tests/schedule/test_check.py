@@ -130,6 +130,21 @@ def test_update_before_the_last_accumulate() -> None:
     assert_names(broken(actions), "embed 0.1", "update 0", (0,), "rows 0 values")
 
 
+@pytest.mark.parametrize("schedule", ["dbp", "nested"])
+def test_a_row_dispatched_before_the_last_batch_has_updated_it(schedule: str) -> None:
+    """Early dispatch is only right for rows that the batch before does not touch."""
+    found = broken(waiting(build(schedule, 4, 2), "embed 1.0", "retrieve 1"))
+    assert label(found.second) == "embed 1.0" and label(found.first) in ("update 0", "sync 1"), str(found)
+    assert [b for b, _, _ in found.rows.uses] == [0, 1], str(found)
+
+
+@pytest.mark.parametrize("schedule", ["fwp", "nested"])
+def test_a_gradient_sent_before_its_last_use(schedule: str) -> None:
+    found = broken(waiting(build(schedule, 4, 2), "grad 1.1", "compute 1.0"))
+    assert {label(found.first), label(found.second)} == {"compute 1.1", "grad 1.1"}, str(found)
+    assert "window grads 1" in found.why
+
+
 def test_agreed_before_the_last_accumulate() -> None:
     """The norm of gradients that are not complete."""
     actions = waiting(build("dbp", 4, 2), "agree 0", "reduce 0.0")

@@ -54,10 +54,20 @@ class Batch:
         )
 
     def split(self, parts: int) -> list[Batch]:
-        """`parts` runs of consecutive samples whose sizes differ by at most one; some are empty when B < parts."""
+        """`parts` runs of consecutive samples of as even a size as can be; some are empty when B < parts.
+
+        Where samples have `loss_terms`, as histories of different lengths do, it is these that are divided evenly.
+        """
         if parts == 1:
             return [self]
-        cuts = [len(self) * part // parts for part in range(parts + 1)]
+        total = 0.0 if self.loss_terms is None else float(self.loss_terms.sum())
+        if self.loss_terms is None or not total:
+            cuts = [len(self) * part // parts for part in range(parts + 1)]
+        else:
+            ends = torch.cumsum(self.loss_terms.double(), 0)
+            middles = ends - self.loss_terms.double() / 2  # a sample goes where its middle lies
+            shares = torch.arange(1, parts, dtype=torch.float64) * (total / parts)
+            cuts = [0, *torch.searchsorted(middles, shares).tolist(), len(self)]
         return [self.select(torch.arange(start, stop)) for start, stop in pairwise(cuts)]
 
     @staticmethod

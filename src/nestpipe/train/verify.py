@@ -57,15 +57,13 @@ def verify(
 ) -> dict[str, Any]:
     """Compares; the same result on every worker."""
     schedule = recipe.pipeline.schedule
-    serial = _run(
-        _with(recipe, "serial"), steps, world, lambda done: tell(done / 2, f"serial, step {done * steps:.0f}")
-    )
     other = _run(
-        recipe,
-        steps,
-        world,
-        lambda done: tell(0.5 + done / 2, f"{schedule}, step {done * steps:.0f}"),
-        check_staleness,
+        recipe, steps, world, lambda done: tell(done / 2, f"{schedule}, step {done * steps:.0f}"), check_staleness
+    )
+    chosen = [list(choice) for choice in other.pipeline.plan.choices]  # what "auto" has chosen is given back
+    recipe = replace(recipe, pipeline=replace(recipe.pipeline, micro_batches=chosen))
+    serial = _run(
+        _with(recipe, "serial"), steps, world, lambda done: tell(0.5 + done / 2, f"serial, step {done * steps:.0f}")
     )
     compared = {
         "rows": _total(world, sum(len(store) for store in serial.pipeline.sparse.stores)),
@@ -82,7 +80,7 @@ def verify(
         "equal": difference is None,
         "schedule": schedule,
         "workers": world.size,
-        "micro_batches": recipe.pipeline.micro_batches,
+        "micro_batches": chosen[0][1] if len(chosen) == 1 else chosen,
         "steps": len(serial.losses),
         "compared": compared,
         "first_difference": None if difference is None else {**asdict(difference), "text": str(difference)},

@@ -1,6 +1,6 @@
-"""Our own worker of the DLRM ladder, started under torchrun like a peer's: same config, samples, first rows and clock.
+"""Our own worker of a ladder, started under torchrun like a peer's: same config, samples, first rows and clock.
 
-    python -m torch.distributed.run --nproc-per-node 2 -m nestpipe.lab.dlrm_worker --config FILE.json --out FILE.json
+    python -m torch.distributed.run --nproc-per-node 2 -m nestpipe.lab.worker --config FILE.json --out FILE.json
 
 The samples come from bench/peers/same_samples.py and the turns from bench/peers/turns.py, which the peers read too: by
 hand, make the files turn-0 to turn-12 beside --out first (bench/peers/README.md).
@@ -9,7 +9,6 @@ hand, make the files turn-0 to turn-12 beside --out first (bench/peers/README.md
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
@@ -18,70 +17,33 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from nestpipe import Batch, KeyedJaggedTensor, RowWiseAdagrad, TrainPipeline, World
+from nestpipe import Batch, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.comm.exchange import Exchange
 from nestpipe.engine.flight import Flight
-from nestpipe.keys import owners_of
-from nestpipe.models.dlrm import DLRM, DLRMConfig
-from nestpipe.models.timed import Timed, TimedConfig
+from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, Workload
 from nestpipe.tables.tiered import DiskTier, TieredRowStore
 from nestpipe.train.tracing import write_trace
 
 PEERS = Path(__file__).parents[3] / "bench" / "peers"
 OURS: dict[str, Any] = {
+    "kind": "dlrm",  # or "hstu"
     "schedule": "serial",
     "micro_batches": 1,
     "clustering": False,
     "look_ahead": 2,
     "early_reduce": True,
     "early_update": True,
-    "compute_ms": None,  # DLRM's own; a number: the `timed` model takes so long
+    "compute_ms": None,  # the model's own; a number: the `timed` model takes so long
+    "dense_parameters": 500_000,  # of the `timed` model
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
     "disk_path": tempfile.gettempdir(),
     "only": None,  # "compute": rows and gradients do not travel; "wire": nothing is computed.  For limits, not for losses
     "trace": None,  # a file: the last steps of all workers, for `nestpipe schedule FILE` and ui.perfetto.dev
 }
 """What only our own rungs know, beside the workload that peers share."""
-
-
-def batches(config: dict[str, Any], rank: int, same: Any) -> Iterator[Batch]:
-    """Endless batches out of a pool made here and now; every KeyedJaggedTensor is new, as a reader's would be."""
-    names = [f"f{f}" for f in range(config["features"])]
-    lengths = torch.ones(config["features"] * config["batch"], dtype=torch.int64)
-    pool = [[torch.from_numpy(p) for p in same.samples(config, rank, i)] for i in range(config["distinct_batches"])]
-
-    def cycle() -> Iterator[Batch]:
-        for dense, ids, labels in itertools.cycle(pool):
-            yield Batch(KeyedJaggedTensor(names, ids.view(-1), lengths=lengths), dense, labels)
-
-    return cycle()
-
-
-def fill_tables(pipeline: TrainPipeline, config: dict[str, Any], same: Any) -> None:
-    """Gives every table the rows that the peers start from, so that losses can be compared."""
-    for feature in range(config["features"]):
-        group, number = pipeline.sparse.place_of(f"f{feature}")
-        store = pipeline.sparse.stores[group]
-        keys = np.arange(config["ids"], dtype=np.int64)
-        tables = np.full(len(keys), number, np.uint16)
-        mine = owners_of(tables, keys, pipeline.world.size) == pipeline.world.rank
-        values = same.first_rows(config, feature)[mine]
-        store.writeback(tables[mine], keys[mine], values, np.zeros((len(values), store.group.state_width), np.float32))
-
-
-def make_model(config: dict[str, Any]) -> nn.Module:
-    """DLRM, or a stand-in whose dense compute takes `compute_ms` and no CPU."""
-    names = [f"f{f}" for f in range(config["features"])]
-    if config["compute_ms"] is None:
-        settings = DLRMConfig(config["dim"], config["bottom"][:-1], config["top"][:-1])
-        return DLRM(settings, names, config["dense_features"])
-    third = config["compute_ms"] / 3
-    return Timed(TimedConfig(config["dim"], third, 2 * third, config["batch"]), names)
 
 
 class SilentExchange(Exchange):
@@ -116,7 +78,8 @@ def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
 def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str, Any]:
     """Warm up, then the timed steps, turn by turn.  Returns this worker's figures."""
     torch.manual_seed(config["seed"])
-    model = make_model(config)
+    workload: Workload = DLRMWorkload(config, same) if config["kind"] == "dlrm" else HSTUWorkload(config)
+    model = workload.model()
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config["dense_optimizer"]]
     pipeline = TrainPipeline(
         model,
@@ -134,8 +97,8 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         world=world,
     )
     leave_out(pipeline, config["only"])
-    fill_tables(pipeline, config, same)
-    data = batches(config, world.rank, same)
+    workload.fill_tables(pipeline)
+    data = workload.batches(world.rank)
     turns.wait(0)
     losses = [_step(pipeline, data) for _ in range(config["warmup"])]
     turns.done(0)
@@ -176,6 +139,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         "stages": stages.mean(),
         "bytes_sent": sent / (config["steps"] * config["turns"]),
         "disk_rows": rows,
+        "micro_batches_chosen": pipeline.plan.choices,
     }
 
 
@@ -242,6 +206,7 @@ def main() -> None:
             "stages_by_rank": [rank["stages"] for rank in ranks],
             "bytes_sent_by_rank": [rank["bytes_sent"] for rank in ranks],
             "disk_rows": ranks[0]["disk_rows"],
+            "micro_batches_chosen": ranks[0]["micro_batches_chosen"],
             "config": config,
         }
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")
