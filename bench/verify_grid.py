@@ -86,8 +86,9 @@ def go_through(args: argparse.Namespace) -> int:
             verdict = "equal" if result["equal"] else result["first_difference"]["text"]
             left = (time.perf_counter() - started) / number * (len(grid) - number)
             if world.rank == 0:
-                print(f"{world.size} workers  {model:5} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}  {result['steps']} steps"
-                      f"  {result['compared']['rows']:6} rows  {verdict}  ({left:.0f} s left)", flush=True)  # fmt: skip
+                what = f"{model:5} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}"
+                size = f"{result['steps']} steps  {result['compared']['rows']:6} rows"
+                print(f"{world.size} workers  {what}  {size}  {verdict}  ({left:.0f} s left)", flush=True)
     world.leave()
     if world.rank == 0:
         print(f"{world.size} workers: {len(grid) - different} of {len(grid)} equal, bit for bit", flush=True)
