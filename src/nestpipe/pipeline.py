@@ -146,7 +146,13 @@ class TrainPipeline:
         self.next_batch = 0
         self._start = 0
         timeline = Timeline(keep=trace)
-        self.engine = Engine(self._stages(), self.world.rank, threads=schedule != "serial", timeline=timeline)
+        self.engine = Engine(
+            self._stages(),
+            self.world.rank,
+            threads=schedule != "serial",
+            timeline=timeline,
+            yielding=("storage",) if tier is not None else (),
+        )
 
     def _stages(self) -> dict[str, StageFunction]:
         """What each stage of a schedule does, by name."""

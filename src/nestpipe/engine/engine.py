@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.engine.done import Done
@@ -31,12 +31,18 @@ class Engine:
     """
 
     def __init__(
-        self, stages: dict[str, StageFunction], rank: int, threads: bool, timeline: Timeline | None = None
+        self,
+        stages: dict[str, StageFunction],
+        rank: int,
+        threads: bool,
+        timeline: Timeline | None = None,
+        yielding: Collection[str] = (),
     ) -> None:
         self._stages = stages
         self._rank = rank
         self._threads = threads
         self._lanes: dict[str, LaneThread] = {}
+        self._yielding = yielding
         self._done: dict[Name, Done] = {}
         self._failure: BaseException | None = None
         self._not_done: set[Name] = set()
@@ -49,7 +55,7 @@ class Engine:
         """Issues all actions; returns when those of the compute lane are done.  Others may still be running."""
         if self._threads and not self._lanes:
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
-            self._lanes = {lane: LaneThread(lane) for lane in LANES if lane != CALLERS_LANE}
+            self._lanes = {lane: LaneThread(lane, lane in self._yielding) for lane in LANES if lane != CALLERS_LANE}
         try:
             self._issue(actions, flights)
         except BaseException as error:

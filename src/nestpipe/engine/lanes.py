@@ -5,21 +5,26 @@ The compute lane is the caller's own thread, so that a user's model runs where t
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
 CLOSE_SECONDS = 2.0
+NICENESS = 10
 
 
 class LaneThread:
     """Runs jobs one after another in the order they were given.
 
-    All lanes have one priority: one that yields is stopped with the GIL or a connection in its hands, and everybody waits for it
-    (docs/log.md).
+    A lane that yields to others on busy cores must hold nothing that they need: stopped with the GIL or a connection in its
+    hands, it makes everybody wait (docs/log.md).  So none does but storage where rows are on disk, which is mostly in the kernel.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, yields: bool = False) -> None:
+        self._yields = yields
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"nestpipe-{name}", daemon=True)
         self._thread.start()
@@ -34,5 +39,8 @@ class LaneThread:
         self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
+        if self._yields and sys.platform == "linux":  # where a priority is a thread's own, not its process's
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + NICENESS)
         while (job := self._jobs.get()) is not None:
             job()
