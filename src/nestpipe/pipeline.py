@@ -74,7 +74,7 @@ class TrainPipeline:
         *,
         schedule: str = "serial",
         micro_batches: Wanted = 1,
-        clustering: bool = False,
+        clustering: bool | None = None,
         seed: int = 0,
         early_reduce: bool = True,
         early_update: bool = True,
@@ -108,7 +108,7 @@ class TrainPipeline:
         self.optimizer = dense_optimizer
         self.world = world or World.join()
         self.schedule = schedule
-        self.clustering = clustering
+        self.clustering = window_limit is not None if clustering is None else clustering
         self.clip_norm = clip_norm
         self.table_rate = table_rate
         self.dense_rate = dense_rate
@@ -126,7 +126,7 @@ class TrainPipeline:
         )
         self.sparse.before_lookup = self.settle
         compile_kernels(self.sparse.groups, tier)
-        if clustering:
+        if self.clustering:
             compile_clustering()
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)

@@ -47,6 +47,20 @@ def test_every_sample_in_one_part(drawn: tuple[int, list[list[list[int]]]], part
     assert all(torch.equal(a.labels, b.labels) for a, b in zip(found, again))
 
 
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 2**31 - 1))
+@settings(max_examples=100, deadline=None)
+def test_histories_are_divided_evenly_by_tokens(lengths: list[int], parts: int, seed: int) -> None:
+    """Promise: each part's tokens are within the longest history of an even share, and every history is in one part."""
+    random = np.random.default_rng(seed)
+    ids = torch.from_numpy(random.integers(0, 50, sum(lengths)))
+    features = KeyedJaggedTensor(["history"], ids, lengths=torch.tensor(lengths))
+    batch = Batch(features, labels=torch.arange(len(lengths)), loss_terms=torch.tensor(lengths, dtype=torch.float32))
+    found = cluster(batch, parts)
+    assert sorted(int(label) for p in found for label in p.labels) == list(range(len(lengths)))
+    for part in found:
+        assert part.terms() <= sum(lengths) / parts + max(lengths)
+
+
 def rows_sent(features: KeyedJaggedTensor, parts: np.ndarray, count: int) -> int:
     """Unique (feature, id) pairs, summed over parts."""
     samples, offsets = features.stride(), features.offsets().numpy()

@@ -1,7 +1,8 @@
 """Key-centric clustering: which samples of a batch go into the same micro-batch, so that they share as many keys as can be.
 
-Micro-batches stay of equal size and every sample is in exactly one, so what is trained is the same mean over the same samples.
-Worth it where rows travel once per micro-batch; with window dedup they travel once per batch whatever the clustering.
+Micro-batches stay of equal size (histories: of as even a number of tokens as can be) and every sample is in exactly one, so what
+is trained is the same mean over the same samples.  Worth it where rows travel once per micro-batch; with window dedup they travel
+once per batch whatever the clustering.
 
 The way, chosen by measurement (docs/log.md): samples sorted by the commonest of their keys that fits into one micro-batch give a
 first division; then every sample in turn moves to where most of its keys are, with some slack in the sizes, since with none a
@@ -26,22 +27,25 @@ def cluster(batch: Batch, parts: int) -> list[Batch]:
     """As `batch.split(parts)`, with samples that share keys together.  The same batch gives the same parts, always."""
     if parts == 1 or len(batch) <= parts:
         return batch.split(parts)
-    chosen = part_of_samples(batch.sparse_features, parts)
+    terms = None if batch.loss_terms is None else batch.loss_terms.numpy()
+    chosen = part_of_samples(batch.sparse_features, parts, terms)
     order = np.argsort(chosen, kind="stable")
     ends = np.cumsum(np.bincount(chosen, minlength=parts))
     return [batch.select(torch.from_numpy(part)) for part in np.split(order, ends[:-1])]
 
 
-def part_of_samples(features: KeyedJaggedTensor, parts: int) -> np.ndarray:
-    """The part of each sample; sizes differ by at most one."""
+def part_of_samples(features: KeyedJaggedTensor, parts: int, terms: np.ndarray | None = None) -> np.ndarray:
+    """The part of each sample; sizes differ by at most one, or, where samples have `terms`, their sums by the largest."""
     samples, count = features.stride(), len(features.keys())
     lengths = features.lengths().numpy()
     per_feature = lengths.reshape(count, samples).sum(1)
     names = np.repeat(np.arange(count, dtype=np.uint16), per_feature)
     _, _, inverse = dedup_pairs(names, np.ascontiguousarray(features.values().numpy(), np.int64))
-    sizes = np.diff([samples * part // parts for part in range(parts + 1)])
+    weights = np.ones(samples, np.int64) if terms is None or not terms.any() else np.ceil(terms).astype(np.int64)
+    total = int(weights.sum())
+    sizes = np.diff([total * part // parts for part in range(parts + 1)])
     unique = int(inverse.max()) + 1 if len(inverse) else 0
-    return _cluster(inverse, features.offsets().numpy(), samples, count, unique, sizes, PASSES, SLACK)
+    return _cluster(inverse, features.offsets().numpy(), samples, count, unique, weights, sizes, PASSES, SLACK)
 
 
 def compile_clustering() -> None:
@@ -77,9 +81,9 @@ def _shared_keys(inverse, offsets, samples, features, unique):  # type: ignore[n
 
 
 @numba.njit(nogil=True, cache=True)
-def _first_parts(ends, keys, counts, sizes):  # type: ignore[no-untyped-def]
+def _first_parts(ends, keys, counts, weights, sizes):  # type: ignore[no-untyped-def]
     """Samples sorted by their pivot, the commonest of their keys that has room in one part; then dealt out in order."""
-    samples, room = ends.shape[0], sizes.min()
+    samples, room = ends.shape[0], ends.shape[0] // sizes.shape[0]
     pivots = np.full(samples, np.int64(1) << 40, np.int64)
     start = 0
     for b in range(samples):
@@ -92,11 +96,11 @@ def _first_parts(ends, keys, counts, sizes):  # type: ignore[no-untyped-def]
     parts = np.empty(samples, np.int64)
     part, filled = 0, 0
     for b in np.argsort(pivots, kind="mergesort"):
-        while filled == sizes[part]:
+        while filled >= sizes[part] and part + 1 < sizes.shape[0]:
             part += 1
             filled = 0
         parts[b] = part
-        filled += 1
+        filled += weights[b]
     return parts
 
 
@@ -118,37 +122,37 @@ def _put_in(keys, start, end, there, part):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _cluster(inverse, offsets, samples, features, unique, sizes, passes, slack):  # type: ignore[no-untyped-def]
+def _cluster(inverse, offsets, samples, features, unique, weights, sizes, passes, slack):  # type: ignore[no-untyped-def]
     parts_count = sizes.shape[0]
     ends, keys, counts = _shared_keys(inverse, offsets, samples, features, unique)
-    parts = _first_parts(ends, keys, counts, sizes)
+    parts = _first_parts(ends, keys, counts, weights, sizes)
     there = np.zeros((counts.shape[0], parts_count), np.int32)
     held = np.zeros(parts_count, np.int64)
     for b in range(samples):
         _put_in(keys, ends[b - 1] if b else 0, ends[b], there, parts[b])
-        held[parts[b]] += 1
+        held[parts[b]] += weights[b]
     overlap = np.empty(parts_count, np.int32)
     most = np.int64(np.ceil(sizes.max() * (1 + slack)))
     for _ in range(passes):
         for b in range(samples):
             start, end, old = ends[b - 1] if b else 0, ends[b], parts[b]
             _take_out(keys, start, end, there, old, overlap)
-            held[old] -= 1
+            held[old] -= weights[b]
             best = old
             for p in range(parts_count):
                 more = overlap[p] > overlap[best] or (overlap[p] == overlap[best] and held[p] < held[best])
-                if held[p] < most and more:
+                if held[p] + weights[b] <= most and more:
                     best = p
             parts[b] = best
-            held[best] += 1
+            held[best] += weights[b]
             _put_in(keys, start, end, there, best)
-    _even_out(ends, keys, parts, sizes, held, there, overlap)
+    _even_out(ends, keys, parts, weights, sizes, held, there, overlap)
     return parts
 
 
 @numba.njit(nogil=True, cache=True)
-def _even_out(ends, keys, parts, sizes, held, there, overlap):  # type: ignore[no-untyped-def]
-    """Moves samples out of parts that are too large, those first that lose least by it."""
+def _even_out(ends, keys, parts, weights, sizes, held, there, overlap):  # type: ignore[no-untyped-def]
+    """Moves samples out of parts that are too large, those first that lose least by it, to where there is room or most of it."""
     losses = np.empty(ends.shape[0], np.int64)
     for p in range(sizes.shape[0]):
         if held[p] <= sizes[p]:
@@ -165,15 +169,25 @@ def _even_out(ends, keys, parts, sizes, held, there, overlap):  # type: ignore[n
                     elsewhere = max(elsewhere, overlap[q])
             losses[m] = overlap[p] - elsewhere
         order = np.argsort(losses[: members.shape[0]], kind="mergesort")
-        for m in range(held[p] - sizes[p]):
+        for m in range(members.shape[0]):
+            if held[p] <= sizes[p]:
+                break
             b = members[order[m]]
-            start, end = ends[b - 1] if b else 0, ends[b]
+            start, end, weight = ends[b - 1] if b else 0, ends[b], weights[b]
             _take_out(keys, start, end, there, p, overlap)
-            held[p] -= 1
-            best = -1
+            best, emptiest = -1, -1
             for q in range(sizes.shape[0]):
-                if held[q] < sizes[q] and q != p and (best < 0 or overlap[q] > overlap[best]):
+                if q == p:
+                    continue
+                if held[q] + weight <= sizes[q] and (best < 0 or overlap[q] > overlap[best]):
                     best = q
+                if emptiest < 0 or held[q] < held[emptiest]:
+                    emptiest = q
+            if best < 0 and held[emptiest] + weight < held[p]:
+                best = emptiest
+            if best < 0:
+                best = p
             parts[b] = best
-            held[best] += 1
+            held[p] -= weight
+            held[best] += weight
             _put_in(keys, start, end, there, best)

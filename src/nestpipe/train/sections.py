@@ -131,8 +131,8 @@ class PipelineSection:
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
     """Micro-batches in a batch; rounding depends on it and on clustering, and on nothing else in this section.  "auto" tries
     and takes the fastest; [[0, 4], [60, 8]] is 4 from batch 0 on and 8 from batch 60 on, as a run with "auto" has chosen."""
-    clustering: bool = False
-    """Put samples that share keys into the same micro-batch."""
+    clustering: bool | None = None
+    """Put samples that share keys into the same micro-batch; none = if memory.window_limit may ask for dedup per micro-batch."""
     look_ahead: int = 2
     """How many micro-batches rows travel ahead of compute, in fwp and nested."""
     early_reduce: bool = True
