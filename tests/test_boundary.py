@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nestpipe import Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, TrainPipeline, World
+from nestpipe import SGD, Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.engine import dense
+from nestpipe.engine.lanes import LaneThread
 from nestpipe.engine.watch import BackwardWatch
 from nestpipe.pipeline import NotFinite
 from test_schedules import COMMON, Steps, batches
-from training import everything
+from training import Setting, everything, make_pipeline, my_batches
 from workers import run, run_once
 
 
@@ -293,3 +295,31 @@ def test_a_failed_pass_leaves_no_lane_waiting() -> None:
 
 def _raise() -> None:
     raise ZeroDivisionError
+
+
+def test_an_interrupt_while_actions_are_issued_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: Ctrl-C between noting an action and giving it to its lane does not make `close` wait for ever."""
+    setting = Setting("dlrm", SGD(), micro_batches=2, steps=6, schedule="nested")
+    pipeline = make_pipeline(World.single(), setting)
+    batches = my_batches(World.single(), setting)
+    pipeline.progress(batches)
+    submit, left = LaneThread.submit, [2]
+
+    def interrupted(lane: LaneThread, job: Callable[[], None]) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        submit(lane, job)
+
+    monkeypatch.setattr(LaneThread, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.progress(batches)
+
+    def close() -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # told before by `progress`, and to a thread nobody listens to
+            pipeline.close()
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()

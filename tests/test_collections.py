@@ -425,6 +425,15 @@ def test_interaction_in_three_ways(count: int, vectors: int, dim: int, dense: bo
         assert distance(a.detach().numpy(), b.detach().numpy()) <= CLOSE
 
 
+def test_what_does_not_interact_is_refused_and_numbers_are_promoted() -> None:
+    """Promise: no kernel reads past its input; double with float gives double, as anywhere in torch."""
+    for wrong in [(5, 4), (1, 4), (2, 6)]:
+        with pytest.raises(ValueError, match="do not interact"):
+            interaction.interact(torch.ones(wrong), torch.ones(2, 3, 4))
+    found = interaction.interact(torch.ones(2, 4, dtype=torch.float64), torch.ones(2, 3, 4))
+    assert found.dtype == torch.float64 and found[0, 4:].tolist() == [4.0] * 6
+
+
 def test_a_sample_interacts_alike_in_every_micro_batch() -> None:
     """Promise: a sample's dots do not depend on the samples beside it, to the bit."""
     first, others = torch.randn(12, 64), torch.randn(12, 26, 64)

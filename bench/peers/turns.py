@@ -10,6 +10,7 @@ library only: every peer's environment reads this.
 import ctypes
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -23,7 +24,8 @@ PR_SET_PDEATHSIG = 1
 
 def end_with_parent() -> None:
     """Linux: the kernel ends this process when its parent ends, even where it has been stopped."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Turns:

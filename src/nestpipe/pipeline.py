@@ -113,6 +113,7 @@ class TrainPipeline:
         self.table_rate = table_rate
         self.dense_rate = dense_rate
         self._collections = collections_in(model)
+        self._looked_up = list(dict.fromkeys(feature for c in self._collections for _, feature, _ in c.lookups))
         self.sparse = attach_collections(
             self._collections,
             self.world,
@@ -202,6 +203,7 @@ class TrainPipeline:
             self.sparse.drop(self._flights.pop(number))
             self.engine.recover(number)
             self._exhausted = False
+            self._last_end = None
             raise
         flight = self._flights[number]
         if flight.ended:
@@ -314,8 +316,8 @@ class TrainPipeline:
         if batch is None:
             self._exhausted = True  # not asked again: some iterators begin anew
         else:
-            split = cluster if self.clustering else Batch.split
-            flight.micros = split(batch, flight.micro_batches)
+            count = flight.micro_batches
+            flight.micros = cluster(batch, count, self._looked_up) if self.clustering else batch.split(count)
 
     def _compute(self, flight: Flight, micro: int) -> None:
         """The model, forward and backward, on one micro-batch; skipped where this worker's is empty."""
@@ -355,11 +357,9 @@ class TrainPipeline:
 
     def _agree(self, flight: Flight, micro: int) -> None:
         """All workers learn the loss and the gradient norm, and stop together before anything lasting is changed."""
-        told = [flight.loss_sum, self.sparse.sum_of_squares(flight)]
         last, self._last_step = self._last_step, None
-        if last is not None:
-            told += [last[1].step, last[1].compute, last[1].wire]
-        sums = torch.tensor(told, dtype=torch.float64)
+        took = (last[1].step, last[1].compute, last[1].wire) if last is not None else (0.0, 0.0, 0.0)
+        sums = torch.tensor([flight.loss_sum, self.sparse.sum_of_squares(flight), *took], dtype=torch.float64)
         self._dense_exchange.all_reduce(sums)
         if last is not None:
             self.plan.learn(last[0], Measured(*(sums[2:] / self.world.size).tolist()))

@@ -113,3 +113,9 @@ def test_what_does_not_fit_together_is_refused(make: object, message: str) -> No
     """A tensor whose parts contradict each other is an error that says which."""
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_loss_terms_are_one_number_a_sample() -> None:
+    features = KeyedJaggedTensor(["f"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"batch.loss_terms must be one number a sample, not of shape \(3, 1\)"):
+        Batch(features, loss_terms=torch.ones(3, 1))

@@ -28,6 +28,10 @@ class Batch:
     loss_terms: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_terms is not None and self.loss_terms.dim() != 1:
+            raise ValueError(
+                f"batch.loss_terms must be one number a sample, not of shape {tuple(self.loss_terms.shape)}"
+            )
         fields = {"dense": self.dense, "labels": self.labels, "loss_terms": self.loss_terms, **self.extras}
         for name, tensor in fields.items():
             if tensor is not None and tensor.shape[:1] != (len(self),):

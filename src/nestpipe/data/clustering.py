@@ -11,6 +11,8 @@ sample that leaves finds every other part full; at the end parts that are too la
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numba
 import numpy as np
 import torch
@@ -21,14 +23,21 @@ from nestpipe.keys.dedup import dedup_pairs
 
 PASSES = 3
 SLACK = 0.2
+_UNITS = 1 << 40
 
 
-def cluster(batch: Batch, parts: int) -> list[Batch]:
-    """As `batch.split(parts)`, with samples that share keys together.  The same batch gives the same parts, always."""
+def cluster(batch: Batch, parts: int, looked_up: Sequence[str] | None = None) -> list[Batch]:
+    """As `batch.split(parts)`, with samples that share keys together.  The same batch gives the same parts, always.
+
+    `looked_up`: only these features count; others, such as times, bring no rows.
+    """
     if parts == 1 or len(batch) <= parts:
         return batch.split(parts)
-    terms = None if batch.loss_terms is None else batch.loss_terms.numpy()
-    chosen = part_of_samples(batch.sparse_features, parts, terms)
+    terms = None if batch.loss_terms is None else batch.loss_terms.double().numpy()
+    features = batch.sparse_features
+    if looked_up is not None and len(looked_up) < len(features.keys()):
+        features = KeyedJaggedTensor.from_jt_dict({name: features[name] for name in looked_up})
+    chosen = part_of_samples(features, parts, terms)
     order = np.argsort(chosen, kind="stable")
     ends = np.cumsum(np.bincount(chosen, minlength=parts))
     return [batch.select(torch.from_numpy(part)) for part in np.split(order, ends[:-1])]
@@ -41,11 +50,16 @@ def part_of_samples(features: KeyedJaggedTensor, parts: int, terms: np.ndarray |
     per_feature = lengths.reshape(count, samples).sum(1)
     names = np.repeat(np.arange(count, dtype=np.uint16), per_feature)
     _, _, inverse = dedup_pairs(names, np.ascontiguousarray(features.values().numpy(), np.int64))
-    weights = np.ones(samples, np.int64) if terms is None or not terms.any() else np.ceil(terms).astype(np.int64)
+    weights = np.ones(samples, np.int64) if terms is None or not terms.sum() > 0 else _whole(terms)
     total = int(weights.sum())
     sizes = np.diff([total * part // parts for part in range(parts + 1)])
     unique = int(inverse.max()) + 1 if len(inverse) else 0
     return _cluster(inverse, features.offsets().numpy(), samples, count, unique, weights, sizes, PASSES, SLACK)
+
+
+def _whole(terms: np.ndarray) -> np.ndarray:
+    """Terms in whole units, of which all together have so many that rounding does not matter."""
+    return np.rint(np.nan_to_num(terms / terms.sum()) * _UNITS).astype(np.int64)
 
 
 def compile_clustering() -> None:

@@ -62,9 +62,13 @@ class Engine:
             # Ctrl-C may come between two actions: nobody must wait for what will not be run.
             self._fail(error)
             for action in actions:
-                if action.name in self._done and (not self._threads or action.lane == CALLERS_LANE):
+                if action.name not in self._done:
+                    continue
+                if not self._threads or action.lane == CALLERS_LANE:
                     self._done[action.name].set()
                     self._release_parts(action, flights[action.batch])
+                else:  # it may not have been given to its lane; behind it there, so that one thread sets it
+                    self._lanes[action.lane].submit(self._done[action.name].set)
             raise
 
     def _issue(self, actions: Sequence[Action], flights: dict[int, Flight]) -> None:

@@ -14,7 +14,8 @@ def refuse_mixing(model: nn.Module, micro_batches: Wanted) -> None:
     What a forward pass does with its samples cannot be seen from outside: a loss over in-batch negatives, or a mean over the
     batch in the middle of a model, is the user's to know (docs/exactness.md).
     """
-    if micro_batches == 1:
+    counts = [pair[1] for pair in micro_batches] if isinstance(micro_batches, list | tuple) else [micro_batches]
+    if all(count == 1 for count in counts):
         return
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):

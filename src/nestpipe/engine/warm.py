@@ -45,6 +45,7 @@ def compile_kernels(groups: list[TableGroup], tier: DiskTier | None = None) -> N
         group.optimizer.apply(values, state, values.copy(), 0.0, 1)
         for weights in (np.empty(0, group.dtype), np.ones(1, group.dtype)):
             means, column = np.zeros(1, np.bool_), np.zeros(1, np.int64)
+            pooling_kernels.compact(window.inverse, np.full(1, -1, np.int32))
             flat = values.reshape(-1)
             pooling_kernels.pool(values, window.inverse, one, weights, means, column, flat.copy(), group.dim)
             pooling_kernels.pool_backward(

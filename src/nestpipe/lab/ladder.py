@@ -193,9 +193,11 @@ class RunningRung:
 
     def train(self, turn: int) -> None:
         """One turn; returns when all workers are done with it."""
-        self._signal(signal.SIGCONT)
         before = self._network.bytes_sent() if self._network else []
-        (self.folder / f"turn-{turn}").touch()
+        (
+            self.folder / f"turn-{turn}"
+        ).touch()  # first: who wakes after a long sleep and finds none believes the ladder gone
+        self._signal(signal.SIGCONT)
         self._wait(lambda: all((self.folder / f"done-{turn}-{rank}").exists() for rank in range(self.workers)))
         if self._network and turn:
             sent = (after - already for after, already in zip(self._network.bytes_sent(), before))
@@ -204,7 +206,7 @@ class RunningRung:
 
     def _signal(self, number: int) -> None:
         for path in self.folder.glob("pid-*"):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, ValueError):  # gone, or not written yet
                 os.kill(int(path.read_text()), number)
 
     def report(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from nestpipe import Batch, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.comm.exchange import Exchange
 from nestpipe.engine.flight import Flight
+from nestpipe.engine.micro_plan import AUTO
 from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, Workload
 from nestpipe.tables.tiered import DiskTier, TieredRowStore
 from nestpipe.train.tracing import write_trace
@@ -80,6 +81,8 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
     torch.manual_seed(config["seed"])
     workload: Workload = DLRMWorkload(config, same) if config["kind"] == "dlrm" else HSTUWorkload(config)
     model = workload.model()
+    if config["only"] and config["micro_batches"] == AUTO:
+        raise ValueError("a limit needs a given number of micro-batches: without messages workers cannot agree on one")
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config["dense_optimizer"]]
     pipeline = TrainPipeline(
         model,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from nestpipe.models import interaction_kernels
 
@@ -31,6 +32,7 @@ class Interaction(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         first, others = ctx.saved_tensors
         if not _on_host(others):
@@ -44,8 +46,15 @@ class Interaction(torch.autograd.Function):
 
 def interact(first: Tensor | None, others: Tensor) -> Tensor:
     """What DLRM's top MLP sees: the vector [B, D] of the dense features, if any, and the dots of all pairs of vectors."""
-    one = others[:, :0] if first is None else first.unsqueeze(1)
-    result: Tensor = Interaction.apply(one, others)
+    if first is None:
+        one, wanted = others[:, :0], others.dtype
+    elif first.shape != (others.shape[0], others.shape[2]):
+        raise ValueError(
+            f"vectors of shapes {tuple(first.shape)} and {tuple(others.shape)} do not interact: [B, D], [B, F, D]"
+        )
+    else:
+        one, wanted = first.unsqueeze(1), torch.promote_types(first.dtype, others.dtype)
+    result: Tensor = Interaction.apply(one.to(wanted), others.to(wanted))
     return result
 
 

@@ -8,7 +8,7 @@ unknown function of everything the action reads, so two schedules are equal when
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -131,6 +131,9 @@ class StageEffects(Sequence[Effect]):
 
     def __len__(self) -> int:
         return len(self._made())
+
+    def __iter__(self) -> Iterator[Effect]:
+        return iter(self._made())
 
     @overload
     def __getitem__(self, place: int) -> Effect: ...

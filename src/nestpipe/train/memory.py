@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from nestpipe.engine.sparse import SparseStages
 
 
 def memory_of(sparse: SparseStages) -> dict[str, int]:
-    """Of this worker, now: its rows, and bytes of DRAM of tables (rows, state, index), of row buffers and of the process."""
+    """Of this worker, now: its rows, and bytes of DRAM of tables (rows, state, index), of row buffers and of the process.
+
+    `heap_free_bytes` is what malloc holds of the process's memory for its next requests: it goes up and down by hundreds of MB.
+    """
     memory = {
         "rows": sum(len(store) for store in sparse.stores),
         "table_bytes": sum(store.nbytes() for store in sparse.stores),
@@ -17,8 +21,10 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
     }
     if sparse.ledger is not None:
         memory["ledger_bytes"] = sparse.ledger.nbytes()
-    resident = resident_bytes()
-    return memory if resident is None else {**memory, "resident_bytes": resident}
+    for name, found in (("resident_bytes", resident_bytes()), ("heap_free_bytes", heap_free_bytes())):
+        if found is not None:
+            memory[name] = found
+    return memory
 
 
 def resident_bytes() -> int | None:
@@ -28,3 +34,21 @@ def resident_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Mallinfo2(ctypes.Structure):
+    """As glibc has it since 2.33."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def heap_free_bytes() -> int | None:
+    """Of all of malloc's arenas; None where there is no glibc to ask."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return None
+    ask.restype = _Mallinfo2
+    return int(ask().fordblks)
