@@ -21,10 +21,8 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
     }
     if sparse.ledger is not None:
         memory["ledger_bytes"] = sparse.ledger.nbytes()
-    for name, found in (("resident_bytes", resident_bytes()), ("heap_free_bytes", heap_free_bytes())):
-        if found is not None:
-            memory[name] = found
-    return memory
+    of_process = {"resident_bytes": resident_bytes(), "heap_free_bytes": heap_free_bytes()}
+    return memory | {name: found for name, found in of_process.items() if found is not None}
 
 
 def resident_bytes() -> int | None:
@@ -39,10 +37,8 @@ def resident_bytes() -> int | None:
 class _Mallinfo2(ctypes.Structure):
     """As glibc has it since 2.33."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    )
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
 
 
 def heap_free_bytes() -> int | None:
