@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_between_its_turns_a_rung_is_stopped(tmp_path: Path) -> None:
     try:
         one.train(0)
         (pid,) = (int(path.read_text()) for path in (tmp_path / "0").glob("pid-*"))
-        assert Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T"
+        until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T")
         one.train(1)
         assert one.report()["step_s_by_rank"] == [[[0.01]]]
     finally:
@@ -102,10 +103,15 @@ def test_a_killed_ladder_leaves_no_worker() -> None:
 
 
 def assert_no_worker_is_left() -> None:
-    deadline = time.monotonic() + 10
-    while (left := workers_left()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    until(lambda: not workers_left())
+
+
+def until(it_is_so: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Signals take a moment on busy cores."""
+    deadline = time.monotonic() + seconds
+    while not it_is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def workers_left() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from nestpipe import RowWiseAdagrad, TrainPipeline
 from nestpipe.comm.world import World
+from nestpipe.engine import tuner
 from nestpipe.engine.micro_plan import GivenPlan, Measured, check_micro_batches
 from nestpipe.engine.tuner import CANDIDATES, LEAST_KEPT, TRIAL_STEPS, WATCHED_STEPS, Tuner
 from training import Setting, everything, make_pipeline, my_batches
@@ -103,16 +105,18 @@ def test_what_is_no_plan(wrong: Any) -> None:
 
 def tuned_and_given_back(world: World, schedule: str) -> tuple[bool, int, list[tuple[int, int]]]:
     """Trains with "auto", then with what it chose under `serial`; whether all came out the same."""
-    setting = Setting("dlrm", RowWiseAdagrad(), "auto", steps=TRIAL + 6, schedule=schedule)
+    setting = Setting("dlrm", RowWiseAdagrad(), "auto", steps=2 * 3 * len(CANDIDATES) + 8, schedule=schedule)
     first = make_pipeline(world, setting)
-    losses = train(world, first, setting)
+    assert isinstance(first.plan, Tuner)
+    with mock.patch.multiple(tuner, TRIAL_STEPS=3, SETTLING_STEPS=1):
+        first.plan._begin_trial()
+        losses = train(world, first, setting)
     choices = first.plan.choices
     setting = replace(setting, micro_batches=choices, schedule="serial")
     second = make_pipeline(world, setting)
     same = losses == train(world, second, setting) and everything(first) == everything(second)
     first.close()
     second.close()
-    assert isinstance(first.plan, Tuner)
     return same, len(first.plan.decided), choices
 
 
