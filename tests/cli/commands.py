@@ -26,8 +26,6 @@ MODULE = [sys.executable, "-m", "nestpipe"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 DEADLINE = 120.0
 """Seconds after which a command counts as hanging, however busy the machine."""
-LAST_BREATH = 2.0
-"""A process that was killed is still there until the kernel has taken it apart, which waits for busy cores."""
 
 
 def small(*settings: str, workers: int = 1) -> list[str]:
@@ -90,9 +88,7 @@ class Command:
         """How it ended.  AssertionError if it did not in time, or left a process, or (unless `litter`) a temporary file."""
         code = self._wait_for(deadline)
         seconds = time.monotonic() - self._started
-        gone_by = time.monotonic() + LAST_BREATH
-        while (left := [pid for pid in processes() if self._is_mine(pid)]) and time.monotonic() < gone_by:
-            time.sleep(0.05)
+        left = [pid for pid in processes() if self._is_mine(pid)]
         # torch's compiler makes its folder, the same for every process, wherever it is loaded
         files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
         if code is None or left:

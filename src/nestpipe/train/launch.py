@@ -76,6 +76,18 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
             raise LaunchError(_root_cause(error.failures, _reports(Path(folder)))) from None
         except SignalException as error:
             raise LaunchError(f"stopped by {error.sigval.name}; all workers were ended") from None
+        finally:
+            _end_workers()
+
+
+def _end_workers() -> None:
+    """A signal may come after torch has started a worker and before it has noted it: whoever is left is ended and waited for."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"\0nestpipe\0" in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+                os.waitpid(int(process.name), 0)
 
 
 def join(timeout: float) -> World:
