@@ -59,6 +59,22 @@ class Progress:
     """What the model returned for each of them beside its loss; None where a micro-batch was empty here."""
 
 
+def _check_settings(schedule: str, look_ahead: int, clip_norm: float | None) -> None:
+    if schedule not in BUILDERS:
+        raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {schedule!r}")
+    if look_ahead < 0:
+        raise ValueError(f"pipeline.look_ahead must be at least 0, not {look_ahead}")
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm must be above 0, not {clip_norm}")
+
+
+def _check_optimizers(dense: torch.optim.Optimizer | None, sparse: SparseOptimizer | None) -> None:
+    if not (dense is None or isinstance(dense, torch.optim.Optimizer)):
+        raise TypeError(f"dense_optimizer must be a torch.optim optimizer, not {type(dense).__module__}'s")
+    if not (sparse is None or hasattr(sparse, "state_width")):
+        raise TypeError("sparse_optimizer must be one of nestpipe's: SGD, RowWiseAdagrad, Adagrad, Adam")
+
+
 class TrainPipeline:
     """Trains `model` exactly synchronously on all workers of the launch.
 
@@ -89,19 +105,9 @@ class TrainPipeline:
         trace: bool = False,
         world: World | None = None,
     ) -> None:
-        if schedule not in BUILDERS:
-            raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {schedule!r}")
+        _check_settings(schedule, look_ahead, clip_norm)
+        _check_optimizers(dense_optimizer, sparse_optimizer)
         check_micro_batches(micro_batches)
-        if look_ahead < 0:
-            raise ValueError(f"pipeline.look_ahead must be at least 0, not {look_ahead}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, not {clip_norm}")
-        if not (dense_optimizer is None or isinstance(dense_optimizer, torch.optim.Optimizer)):
-            raise TypeError(
-                f"dense_optimizer must be a torch.optim optimizer, not {type(dense_optimizer).__module__}'s"
-            )
-        if not (sparse_optimizer is None or hasattr(sparse_optimizer, "state_width")):
-            raise TypeError("sparse_optimizer must be one of nestpipe's: SGD, RowWiseAdagrad, Adagrad, Adam")
         self.plan = make_plan(micro_batches)
         refuse_mixing(model, micro_batches)
         self.model = model
