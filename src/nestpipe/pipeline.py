@@ -23,6 +23,7 @@ from nestpipe.engine.dense import DenseReplica
 from nestpipe.engine.done import Done
 from nestpipe.engine.engine import CALLERS_LANE, Engine, StageFunction
 from nestpipe.engine.flight import Flight, Verdict
+from nestpipe.engine.late_weights import LateWeights
 from nestpipe.engine.micro_plan import Measured, Wanted, check_micro_batches
 from nestpipe.engine.mixing_models import refuse_mixing
 from nestpipe.engine.timeline import Timeline
@@ -94,6 +95,7 @@ class TrainPipeline:
         seed: int = 0,
         early_reduce: bool = True,
         early_update: bool = True,
+        late_weights: bool = True,
         look_ahead: int = 2,
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
@@ -137,10 +139,18 @@ class TrainPipeline:
             compile_clustering()
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
         self.dense = DenseReplica(model.parameters(), self._dense_exchange)
+        late = LateWeights(model) if late_weights else None
+        self._late = late if late is not None and late.layers else None
         self.options = Options(
-            max(1, len(self.dense.buckets)), clip_norm is not None, look_ahead, early_reduce, early_update
+            max(1, len(self.dense.buckets)),
+            clip_norm is not None,
+            look_ahead,
+            early_reduce,
+            early_update,
+            self._late is not None,
         )
-        self._watch = BackwardWatch(self.dense.buckets) if early_reduce and schedule != "serial" else None
+        watches = early_reduce and schedule != "serial" and self._late is None
+        self._watch = BackwardWatch(self.dense.buckets) if watches else None
         self._base_rates = [group["lr"] for group in dense_optimizer.param_groups] if dense_optimizer else []
         self._start_alike()
         self._source: Iterator[Batch] | None = None
@@ -173,6 +183,7 @@ class TrainPipeline:
             "compute": self._compute,
             "grad": self.sparse.grad,
             "accumulate": self.sparse.accumulate,
+            "weights": self._weights,
             "reduce": lambda flight, bucket: self.dense.reduce(bucket),
             "agree": self._agree,
             "step": self._step,
@@ -282,9 +293,9 @@ class TrainPipeline:
                 before = self._flights.get(action.batch - 1) if self.schedule in LOOKING_AHEAD else None
                 count = self._micro_batches(action.batch)
                 flight = self._flights[action.batch] = Flight(action.batch, micro_batches=count, previous=before)
-                if self._watch is not None:
-                    last = ("compute", action.batch, count - 1)
-                    flight.parts[last] = [Done() for _ in range(self.options.buckets)]
+                if self.options.early_reduce and self.schedule != "serial":
+                    made = ("compute", action.batch, count - 1) if self._late is None else ("weights", action.batch, -1)
+                    flight.parts[made] = [Done() for _ in range(self.options.buckets)]
 
     def _micro_batches(self, batch: int) -> int:
         """Settled when a batch's flight is made, which is at the same step on every worker."""
@@ -294,7 +305,7 @@ class TrainPipeline:
         """What the step took here; all workers tell one another with the next verdict, where somebody wants to know."""
         if isinstance(self.plan, Tuner):
             busy = self.engine.timeline.busy
-            now = (busy["compute"], busy["embed"] + busy["grad"])
+            now = (busy["compute"] + busy["weights"], busy["embed"] + busy["grad"])
             compute, wire = (max(0.0, after - before) for after, before in zip(now, self._busy_before))
             self._busy_before = now
             self._last_step = (batch, Measured(seconds, compute, wire))
@@ -331,17 +342,27 @@ class TrainPipeline:
             raise flight.load_error
         if micro == 0:
             self.dense.clear()
+            if self._late is not None:
+                self._late.clear()
         batch = flight.micros[micro] if flight.has_data else None
         if batch is None or len(batch) == 0:
             flight.outputs.append(None)
         else:
             self._forward_backward(flight, micro, batch)
-        if micro == flight.micro_batches - 1:
+        if micro == flight.micro_batches - 1 and self._late is None:
             self.dense.finished()
+
+    def _weights(self, flight: Flight, micro: int) -> None:
+        """What the backward passes of all micro-batches have left to do: gradients of weights, bucket by bucket."""
+        assert self._late is not None
+        self.dense.finished()
+        events = flight.parts.get(("weights", flight.number, -1), ())
+        self._late.make(self.dense.buckets, lambda bucket: events[bucket].set() if events else None)
 
     def _forward_backward(self, flight: Flight, micro: int, batch: Batch) -> None:
         assert flight.routes is not None
-        with self._looking(View(flight, micro, trains=True)):
+        putting_off = self._late.keep() if self._late is not None else contextlib.nullcontext()
+        with self._looking(View(flight, micro, trains=True)), putting_off:
             result = self.model(batch)
             pair = isinstance(result, tuple) and len(result) == 2
             if not (pair and isinstance(result[0], Tensor) and result[0].numel() == 1):

@@ -37,6 +37,7 @@ OURS: dict[str, Any] = {
     "look_ahead": 2,
     "early_reduce": True,
     "early_update": True,
+    "late_weights": True,
     "compute_ms": None,  # the model's own; a number: the `timed` model takes so long
     "dense_parameters": 500_000,  # of the `timed` model
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
@@ -94,6 +95,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         look_ahead=config["look_ahead"],
         early_reduce=config["early_reduce"],
         early_update=config["early_update"],
+        late_weights=config["late_weights"],
         seed=config["seed"],
         tier=DiskTier(config["disk_path"], config["dram_rows"]) if config["dram_rows"] else None,
         trace=config["trace"] is not None,

@@ -18,6 +18,7 @@ STAGES: dict[str, str] = {
     "compute": "compute",
     "grad": "network",
     "accumulate": "update",
+    "weights": "compute",
     "reduce": "dense",
     "agree": "dense",
     "step": "compute",

@@ -1,8 +1,8 @@
 """The step boundary, from the last backward pass of a batch to what the next one may start from.
 
 Two paths run side by side.  Rows: the last gradients arrive, `update` changes the batch's buffer, and the next batch's `sync` may
-copy from it.  Dense: buckets of gradients are summed as the last backward pass finishes them, all workers `agree` that the batch
-is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that nothing of a
+copy from it.  Dense: buckets of gradients are summed as the last backward pass finishes them, or as `weights` does, all workers
+`agree` that the batch is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that nothing of a
 batch that was not agreed on reaches the tables.  Where the next batch has been retrieved already, its first rows travel while the
 dense path is still on its way.
 """
@@ -15,18 +15,25 @@ from nestpipe.schedule.action import Action, Name, act
 from nestpipe.schedule.options import Options
 
 
+def boundary_begins(batch: int, micro_batches: int, options: Options) -> Name:
+    """The action with which the dense compute of a batch is over."""
+    return ("weights", batch, -1) if options.late_weights else ("compute", batch, micro_batches - 1)
+
+
 def boundary(batch: int, micro_batches: int, options: Options, opening: Sequence[Action] = ()) -> list[Action]:
     """From `reduce` to `step` of one batch; `opening` is what of the next one need not wait for `step`."""
     t = batch
-    computed: Name = ("compute", t, micro_batches - 1)
     complete: Name = ("accumulate", t, micro_batches - 1)
     agreed: Name = ("agree", t, -1)
+    weights = [act("weights", t, options=options)] if options.late_weights else []
+    made = boundary_begins(t, micro_batches, options)
     early = options.early_reduce
     reduces = [
-        act("reduce", t, b, () if early else (computed,), options, within=computed if early else None)
+        act("reduce", t, b, () if early else (made,), options, within=made if early else None)
         for b in range(options.buckets)
     ]
     return [
+        *weights,
         *reduces,
         act("agree", t, waits=(reduces[-1].name, complete), options=options),
         act("update", t, waits=(agreed if options.update_waits else complete,), options=options),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestpipe.schedule.action import Action, Name, act
-from nestpipe.schedule.boundary import boundary
+from nestpipe.schedule.boundary import boundary, boundary_begins
 from nestpipe.schedule.effects import shared_rows
 from nestpipe.schedule.options import DEFAULT, Options
 
@@ -19,28 +19,32 @@ AHEAD = {"load": 4, "move": 3, "route": 2, "retrieve": 1}
 
 
 def dbp(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
-    """The actions that step `step` issues: the early stages of later batches first, then stage five of batch `step`."""
-    return [*early(step, start, options), *stage_five(step, micro_batches, start, options)]
+    """The actions that step `step` issues: stage five of batch `step`, and at its end the early stages of later batches."""
+    return [*(filling(start, options) if step == start else []), *stage_five(step, micro_batches, start, options)]
 
 
-def early(step: int, start: int, options: Options) -> list[Action]:
-    """Stages 1 to 4 of the batches ahead; the first step fills the pipeline."""
-    first = {stage: step + ahead if step > start else start for stage, ahead in AHEAD.items()}
+def filling(start: int, options: Options) -> list[Action]:
+    """Stages 1 to 4 of the first batches, with which an empty pipeline begins."""
     return [
         _early(stage, batch, start, options)
         for stage, ahead in AHEAD.items()
-        for batch in range(first[stage], step + ahead + 1)
+        for batch in range(start, start + ahead + 1)
     ]
 
 
-def _early(stage: str, batch: int, start: int, options: Options) -> Action:
-    waits: list[Name] = []
+def preparing(step: int, start: int, options: Options, computed: Name) -> list[Action]:
+    """Stages 1 to 4 for the step after `step`, as soon as this one has `computed`: what follows leaves the host idle."""
+    return [_early(stage, step + 1 + ahead, start, options, (computed,)) for stage, ahead in AHEAD.items()]
+
+
+def _early(stage: str, batch: int, start: int, options: Options, after: tuple[Name, ...] = ()) -> Action:
+    waits: list[Name] = [*after] if stage != "retrieve" else []
     if stage == "move":
-        waits = [("load", batch, -1)]
+        waits.append(("load", batch, -1))
     elif stage == "route":
-        waits = [("move", batch, -1)]
+        waits.append(("move", batch, -1))
     elif stage == "retrieve":
-        waits = [("route", batch, -1)]
+        waits.append(("route", batch, -1))
         if batch >= start + 2:
             # rows of t-2 that t-1 does not touch must be in the store; and the buffer of t-2 is free only then
             waits.append(("writeback", batch - 2, -1))
@@ -66,9 +70,15 @@ def stage_five(step: int, micro_batches: int, start: int, options: Options) -> l
         actions.append(act("compute", t, m, (("embed", t, m), ("move", t, -1)), options))
         actions.append(act("grad", t, m, (("compute", t, m),), options))
         actions.append(act("accumulate", t, m, (("grad", t, m),), options))
-    return [*actions, *boundary(t, micro_batches, options, opening(t + 1, start, options))]
+    return [*actions, *boundary(t, micro_batches, options, meanwhile(t, micro_batches, start, options))]
 
 
 def opening(batch: int, start: int, options: Options) -> list[Action]:
     """What of a batch may begin before the one before it has taken its dense step."""
     return [sync(batch, start, options), act("embed", batch, 0, (("sync", batch, -1),), options)]
+
+
+def meanwhile(batch: int, micro_batches: int, start: int, options: Options) -> list[Action]:
+    """What of later batches is done while the dense gradients of this one are summed and stepped with."""
+    computed = boundary_begins(batch, micro_batches, options)
+    return [*opening(batch + 1, start, options), *preparing(batch, start, options, computed)]

@@ -54,7 +54,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
     values, state = rows(t)
     data, routes, grads = ("data", t), ("routes", t), ("grads", t)
     window, window_grads, arrived = ("window", t), ("window grads", t), ("arrived", t)
-    dense, verdict = ("dense",), ("verdict", t)
+    dense, verdict, kept = ("dense",), ("verdict", t), ("kept", t)
     buckets: list[State] = [("dense grads", f"bucket {b}") for b in range(options.buckets)]
     match stage:
         case "load":
@@ -82,6 +82,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
                 Effect("read", window, batches=mine, use="used"),
                 Effect("add", window_grads, batches=mine, use="used"),
                 *(Effect("add" if micro else "write", bucket) for bucket in buckets),
+                *([Effect("add", kept)] if options.late_weights else []),
             )
         case "grad":
             return (Effect("read", routes), Effect("copy", arrived, window_grads, batches=mine, use="last"))
@@ -91,6 +92,8 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
                 Effect("read", arrived, batches=mine, use="last"),
                 Effect("add", grads, batches=mine, use="last"),
             )
+        case "weights":
+            return (Effect("read", kept), *(Effect("add", bucket) for bucket in buckets))
         case "reduce":
             return (Effect("add", buckets[micro]),)
         case "agree":

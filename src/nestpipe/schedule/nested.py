@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nestpipe.schedule.action import Action
-from nestpipe.schedule.dbp import early, opening
+from nestpipe.schedule.dbp import filling, meanwhile, opening
 from nestpipe.schedule.fwp import first_rows, window
 from nestpipe.schedule.options import DEFAULT, Options
 
@@ -14,8 +14,7 @@ def nested(step: int, micro_batches: int, start: int = 0, options: Options = DEF
     Of the next batch only the first rows go on their way early: more would delay the dense gradients on the link.
     """
     return [
-        *early(step, start, options),
-        *(opening(step, start, options) if step == start else []),
+        *([*filling(start, options), *opening(step, start, options)] if step == start else []),
         *first_rows(step, micro_batches, options)[1:],
-        *window(step, micro_batches, options, opening(step + 1, start, options)),
+        *window(step, micro_batches, options, meanwhile(step, micro_batches, start, options)),
     ]

@@ -20,6 +20,9 @@ class Options:
     early_update: bool = True
     """Rows are updated as soon as their gradients are complete; only the store and the dense model wait for the verdict."""
 
+    late_weights: bool = False
+    """Backward passes leave gradients of weights to a stage of their own, `weights`.  The model decides, as with buckets."""
+
     @property
     def update_waits(self) -> bool:
         """Whether rows may be updated only after all workers have agreed."""
