@@ -1,11 +1,11 @@
-"""The step boundary: buckets summed inside the last backward pass, rows updated before the verdict.  The same bits, sooner."""
+"""The step boundary: buckets summed as soon as they are final, rows updated before the verdict.  The same bits, sooner."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nestpipe import SGD, Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.engine import dense
+from nestpipe.engine.dense import Bucket
 from nestpipe.engine.lanes import LaneThread
 from nestpipe.engine.watch import BackwardWatch
 from nestpipe.pipeline import NotFinite
@@ -93,8 +94,8 @@ def trained(
 STEPS: Steps = [[[1, 2, 3, 10 + t], [2, 3, 4, 30 + t], [] if t == 3 else [1, 5 + t % 2, 50 + t]] for t in range(7)]
 
 
-def all_equal(world: World, schedule: str, micro_batches: int, clip_norm: float | None) -> bool:
-    wanted = trained(world, STEPS, "serial", micro_batches, clip_norm=clip_norm)
+def all_equal(world: World, schedule: str, micro_batches: int, clip_norm: float | None, late_weights: bool) -> bool:
+    wanted = trained(world, STEPS, "serial", micro_batches, clip_norm=clip_norm, late_weights=late_weights)
     return all(
         wanted
         == trained(
@@ -106,6 +107,7 @@ def all_equal(world: World, schedule: str, micro_batches: int, clip_norm: float 
             early_reduce=early_reduce,
             early_update=early_update,
             look_ahead=look_ahead,
+            late_weights=late_weights,
         )
         for early_reduce in (False, True)
         for early_update in (False, True)
@@ -113,11 +115,13 @@ def all_equal(world: World, schedule: str, micro_batches: int, clip_norm: float 
     )
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.05])
+@pytest.mark.parametrize("clip_norm, late_weights", [(None, True), (0.05, True), (None, False)])
 @pytest.mark.parametrize("schedule, micro_batches", [("dbp", 1), ("fwp", 4), ("nested", 4)])
-def test_boundary_options_change_no_bit(schedule: str, micro_batches: int, clip_norm: float | None) -> None:
+def test_boundary_options_change_no_bit(
+    schedule: str, micro_batches: int, clip_norm: float | None, late_weights: bool
+) -> None:
     """Promise: early or late, on three workers (where the order of sums matters), with and without clipping."""
-    assert all(run(3, all_equal, schedule, micro_batches, clip_norm))
+    assert all(run(3, all_equal, schedule, micro_batches, clip_norm, late_weights))
 
 
 def told_too_early(pipeline: TrainPipeline) -> None:
@@ -135,13 +139,31 @@ def told_too_early(pipeline: TrainPipeline) -> None:
     pipeline._watch.watching = at_once.__get__(pipeline._watch)  # type: ignore[union-attr]
 
 
-def differs(world: World) -> bool:
-    return trained(world, COMMON, "serial", 2) != trained(world, COMMON, "nested", 2, told_too_early)
+def called_made_too_early(pipeline: TrainPipeline) -> None:
+    """All buckets are called final when `weights` begins."""
+    late = pipeline._late
+    assert late is not None
+    make_them = late.make
+
+    def at_once(buckets: Sequence[Bucket], made: Callable[[int], None]) -> None:
+        for bucket in range(len(buckets)):
+            made(bucket)
+        time.sleep(0.02)
+        make_them(buckets, lambda bucket: None)
+
+    late.make = at_once  # type: ignore[method-assign]
 
 
-def test_a_bucket_summed_before_it_is_final_changes_the_result() -> None:
+def differs(world: World, late_weights: bool) -> bool:
+    spoil = called_made_too_early if late_weights else told_too_early
+    wanted = trained(world, COMMON, "serial", 2, late_weights=late_weights)
+    return wanted != trained(world, COMMON, "nested", 2, spoil, late_weights=late_weights)
+
+
+@pytest.mark.parametrize("late_weights", [False, True])
+def test_a_bucket_summed_before_it_is_final_changes_the_result(late_weights: bool) -> None:
     """The comparison above is able to fail."""
-    assert any(run(2, differs))
+    assert any(run(2, differs, late_weights))
 
 
 def overlap(world: World) -> bool:
@@ -152,7 +174,7 @@ def overlap(world: World) -> bool:
         hidden.register_hook(lambda grad: time.sleep(0.05))
         return hidden
 
-    pipeline = make(world, "nested", 2, Deep(slow), trace=True)
+    pipeline = make(world, "nested", 2, Deep(slow), trace=True, late_weights=False)
     data = batches(COMMON, world.rank)
     while pipeline.progress(data):
         pass
@@ -166,7 +188,32 @@ def test_buckets_leave_inside_the_last_backward_pass() -> None:
     assert all(run(2, overlap))
 
 
-def twice(world: World) -> str:
+def travels_meanwhile(world: World) -> bool:
+    """Whether row gradients and buckets were on their way, and the next rows, before all weights had their gradients."""
+    pipeline = make(world, "nested", 2, trace=True)
+    late = pipeline._late
+    assert late is not None
+    make_them = late.make
+    late.make = lambda buckets, made: make_them(buckets, lambda b: (made(b), time.sleep(0.03))[0])  # type: ignore[method-assign]
+    data = batches(COMMON, world.rank)
+    while pipeline.progress(data):
+        pass
+    spans = {span.action.name: span for span in pipeline.engine.timeline.kept}
+    pipeline.close()
+    early = [("grad", 0, 1), ("reduce", 0, 0), ("update", 0, -1), ("embed", 1, 0)]
+    return all(
+        spans[stage, t + ahead, micro].stop < spans["weights", t, -1].stop
+        for stage, ahead, micro in early
+        for t in range(1, 6)
+    )
+
+
+def test_rows_travel_while_weights_are_made() -> None:
+    """Promise: the last gradients arrive, rows are updated and the next batch's first ones leave under `weights`."""
+    assert all(run(2, travels_meanwhile))
+
+
+def twice(world: World, schedule: str, late_weights: bool) -> str:
     """A model that runs a backward pass of its own within its forward pass's graph."""
 
     class Again(torch.autograd.Function):
@@ -185,17 +232,24 @@ def twice(world: World) -> str:
 
     model = Deep()
     model.spoil = lambda hidden, key: Again.apply(hidden, model.layers[0])  # type: ignore[no-untyped-call]
-    pipeline = make(world, "nested", 1, model)
+    pipeline = make(world, schedule, 1, model, late_weights=late_weights)
+    data = batches(COMMON, world.rank)
     try:
-        pipeline.progress(batches(COMMON, world.rank))
+        while pipeline.progress(data):
+            pass
     except RuntimeError as error:
         return str(error)
-    return ""
+    return str([p.detach().numpy().tobytes() for p in model.parameters()])
 
 
 def test_a_backward_pass_inside_another_is_refused() -> None:
     """Its gradients come after they were called final: noticed, with what to do."""
-    assert "pipeline.early_reduce = false" in run(1, twice)[0]
+    assert "pipeline.early_reduce = false" in run(1, twice, "nested", False)[0]
+
+
+def test_a_backward_pass_inside_another_may_leave_its_weights_for_later() -> None:
+    """Where weights wait for the end of the batch, nothing was called final before."""
+    assert run(2, twice, "nested", True) == run(2, twice, "serial", True)
 
 
 BAD = 3
@@ -234,11 +288,11 @@ def test_nothing_of_a_bad_batch_reaches_the_tables(schedule: str) -> None:
         assert found == wanted and f"batch {BAD}: the loss is not finite" in message and waited < 10
 
 
-def clamped(world: World) -> bool:
+def clamped(world: World, late_weights: bool) -> bool:
     """Whether a hook that the user adds after the pipeline is made has had its say before gradients are summed."""
     results = []
     for schedule in ("serial", "nested"):
-        pipeline = make(world, schedule, 2)
+        pipeline = make(world, schedule, 2, late_weights=late_weights)
         for parameter in pipeline.model.parameters():
             parameter.register_post_accumulate_grad_hook(lambda p: (time.sleep(0.005), p.grad.clamp_(-1e-3, 1e-3))[0])
         data = batches(COMMON, world.rank)
@@ -249,9 +303,10 @@ def clamped(world: World) -> bool:
     return results[0] == results[1]
 
 
-def test_hooks_of_the_user_come_before_the_sum() -> None:
+@pytest.mark.parametrize("late_weights", [False, True])
+def test_hooks_of_the_user_come_before_the_sum(late_weights: bool) -> None:
     """Promise: a bucket is final when everybody who may change it has been asked."""
-    assert all(run(2, clamped))
+    assert all(run(2, clamped, late_weights))
 
 
 def test_a_batch_that_was_skipped_is_not_expected_to_have_written() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -168,14 +169,29 @@ def test_a_batch_that_was_not_agreed_on_reaches_the_tables() -> None:
 
 def test_a_bucket_that_does_not_wait_for_the_backward_pass() -> None:
     """Dense gradients summed over the workers while they are still being added to."""
-    actions = build("nested", 4, 2)
-    found = broken(changed(actions, "reduce 1.0", within=("compute", 1, 0)))
+    options = Options(late_weights=False)
+    actions = changed(build("nested", 4, 2, options), "reduce 1.0", within=("compute", 1, 0))
+    found = check(actions, build("serial", 4, 2, options))
+    assert found is not None
     assert_names(found, "compute 1.1", "reduce 1.0", (), "bucket 0")
+
+
+def test_a_bucket_that_does_not_wait_for_its_weights() -> None:
+    """The backward passes have left part of it undone."""
+    actions = changed(build("nested", 4, 2), "reduce 1.0", within=("compute", 1, 1))
+    assert_names(broken(actions), "weights 1", "reduce 1.0", (), "bucket 0")
+
+
+def test_weights_made_before_the_last_backward_pass() -> None:
+    actions = moved(build("nested", 4, 2), "weights 1", before="compute 1.1")
+    assert_names(broken(actions), "compute 1.1", "reduce 1.0", (), "bucket 0")
+    actions = waiting(changed(actions, "reduce 1.0", within=None), "reduce 1.0", "compute 1.1")
+    assert_names(broken(actions), "compute 1.1", "weights 1", (), "kept 1")
 
 
 def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
     """A bucket is summed inside the backward pass; row gradients may still be missing when its sum is there."""
-    options = Options(buckets=3)
+    options = Options(buckets=3, late_weights=False)
     actions = build("nested", 3, 2, options)
     actions = waiting(actions, "grad 1.1", "reduce 1.2")
     for text in ("grad 1.1", "accumulate 1.1"):
@@ -191,8 +207,8 @@ def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
 @pytest.mark.parametrize("early", [False, True])
 def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: int, clips: bool, early: bool) -> None:
     """Whatever a builder may vary gives what `serial` gives with the same options."""
-    for early_update in (False, True):
-        options = Options(buckets, clips, look_ahead, early, early_update)
+    for early_update, late_weights in itertools.product((False, True), repeat=2):
+        options = Options(buckets, clips, look_ahead, early, early_update, late_weights)
         assert check(build(schedule, 4, 3, options), build("serial", 4, 3, options)) is None
 
 
@@ -306,8 +322,9 @@ def test_every_wait_is_needed_or_implied(schedule: str, micros: int) -> None:
                 uses, again = random_uses(rng, 4, micros), random_order(fewer, rng)
                 assert again is not None and execute(again, uses) == execute(reference, uses)
     assert {"sync for retrieve", "compute for embed", "accumulate for grad", "writeback for update"} <= caught
-    # Loading could run ahead where there is no dbp, and rows of the next micro-batch travel earlier where there is no fwp.
-    harmless = {"load for writeback"} if schedule in ("serial", "fwp") else set()
+    # Loading could run ahead where there is no dbp, and later batches be prepared before this one has computed where there is
+    # one; rows of the next micro-batch could travel earlier where there is no fwp.
+    harmless = {"load for writeback"} if schedule in ("serial", "fwp") else {"route for weights"}
     if schedule in ("serial", "dbp") and micros > 1:
         harmless.add("embed for accumulate")
     assert free == harmless

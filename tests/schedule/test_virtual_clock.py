@@ -38,16 +38,24 @@ def test_dbp_hides_what_it_is_meant_to_hide() -> None:
     """A step is from one sync to the next: nothing before `sync` and no writeback is in it, and the dense path runs beside."""
     actions = build("dbp", 8, 1)
     starts = [s.start for s in run(actions, nominal(actions)) if s.action.stage == "sync"]
-    hidden = ("load", "move", "route", "retrieve", "writeback", "reduce", "agree", "step")
+    hidden = ("load", "move", "route", "retrieve", "writeback", "weights", "reduce", "agree", "step")
     step = sum(cost for stage, cost in NOMINAL.items() if stage not in hidden)
     assert {b - a for a, b in itertools.pairwise(starts)} == {step}
 
 
-def test_nothing_is_issued_before_the_issuer_has_come_to_it() -> None:
-    """The engine runs `compute` on the thread that issues; loading cannot run away from it."""
+def test_batches_are_prepared_when_the_one_before_has_computed() -> None:
+    """However fast data comes, it is read for the step after this one and not further ahead."""
     actions = build("dbp", 8, 1)
+    spans = {str(s.action): s for s in run(actions, nominal(actions), issuer=None)}
+    assert spans["load 7"].start == spans["weights 2"].stop and spans["route 5"].start >= spans["weights 2"].stop
+
+
+def test_nothing_is_issued_before_the_issuer_has_come_to_it() -> None:
+    """The engine runs `step` on the thread that issues: if it is late, so are the rows for the next batch's second part."""
+    actions = build("nested", 4, 4)
     engine, free = (
-        {str(s.action): s.start for s in run(actions, nominal(actions), issuer)} for issuer in (ISSUER, None)
+        {str(s.action): s.start for s in run(actions, lambda a: 9 if a.stage == "agree" else 1, issuer)}
+        for issuer in (ISSUER, None)
     )
-    assert engine["load 7"] >= engine["step 2"] > free["load 7"]
+    assert engine["embed 1.1"] >= engine["step 0"] > free["embed 1.1"]
     assert all(free[name] <= start for name, start in engine.items())

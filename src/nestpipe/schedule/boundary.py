@@ -1,10 +1,10 @@
 """The step boundary, from the last backward pass of a batch to what the next one may start from.
 
 Two paths run side by side.  Rows: the last gradients arrive, `update` changes the batch's buffer, and the next batch's `sync` may
-copy from it.  Dense: buckets of gradients are summed as the last backward pass finishes them, or as `weights` does, all workers
-`agree` that the batch is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that nothing of a
-batch that was not agreed on reaches the tables.  Where the next batch has been retrieved already, its first rows travel while the
-dense path is still on its way.
+copy from it.  Dense: buckets of gradients are summed as `weights` (or the last backward pass) finishes them, all workers `agree`
+that the batch is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that
+nothing of a batch that was not agreed on reaches the tables.  Where the next batch has been retrieved already, its first rows
+travel while the dense path is still on its way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def boundary(batch: int, micro_batches: int, options: Options, opening: Sequence
     return [
         *weights,
         *reduces,
-        act("agree", t, waits=(reduces[-1].name, complete), options=options),
+        act("agree", t, waits=(reduces[-1].name, complete, *(action.name for action in weights)), options=options),
         act("update", t, waits=(agreed if options.update_waits else complete,), options=options),
         act("writeback", t, waits=(("update", t, -1), agreed), options=options),
         *opening,

@@ -20,8 +20,9 @@ class Options:
     early_update: bool = True
     """Rows are updated as soon as their gradients are complete; only the store and the dense model wait for the verdict."""
 
-    late_weights: bool = False
-    """Backward passes leave gradients of weights to a stage of their own, `weights`.  The model decides, as with buckets."""
+    late_weights: bool = True
+    """Backward passes leave gradients of weights to a stage of their own, `weights`.  Where the model has such layers, and then
+    under every schedule: sums round differently without it."""
 
     @property
     def update_waits(self) -> bool:

@@ -78,6 +78,7 @@ def make_pipeline(
         look_ahead=recipe.pipeline.look_ahead,
         early_reduce=recipe.pipeline.early_reduce,
         early_update=recipe.pipeline.early_update,
+        late_weights=recipe.pipeline.late_weights,
         seed=recipe.train.seed,
         clip_norm=recipe.train.clip_norm,
         table_rate=recipe.tables.rates().factor,

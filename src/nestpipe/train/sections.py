@@ -129,7 +129,7 @@ class PipelineSection:
     schedule: str = "serial"
     """Name of the schedule: serial, dbp, fwp or nested."""
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
-    """Micro-batches in a batch; rounding depends on it and on clustering, and on nothing else in this section.  "auto" tries
+    """Micro-batches in a batch; rounding depends on it, clustering and late_weights, and on nothing else here.  "auto" tries
     and takes the fastest; [[0, 4], [60, 8]] is 4 from batch 0 on and 8 from batch 60 on, as a run with "auto" has chosen."""
     clustering: bool | None = None
     """Put samples that share keys into the same micro-batch; none = if memory.window_limit may ask for dedup per micro-batch."""
@@ -139,6 +139,9 @@ class PipelineSection:
     """Sum dense gradients over the workers while the last backward pass still runs; false for re-entrant checkpointing."""
     early_update: bool = True
     """Update rows as soon as their gradients are complete, before all workers have agreed on the batch (not with clip_norm)."""
+    late_weights: bool = True
+    """Make weight gradients of linear layers when all backward passes of a batch are over, while rows travel; keeps the layers'
+    inputs and output gradients of a whole batch in memory until then, false where that is too much."""
 
     def __post_init__(self) -> None:
         check_micro_batches(self.micro_batches)
