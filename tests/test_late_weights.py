@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
@@ -161,4 +162,34 @@ def test_what_was_kept_must_not_change() -> None:
         trial.model(x).square().sum().backward()
     x.add_(1)
     with pytest.raises(RuntimeError, match=r"changed in place .*: set pipeline\.late_weights = false"):
+        trial.make()
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "on the host"])
+def test_saved_tensors_that_come_back_as_others(way: str) -> None:
+    """Promise: under checkpointing, and where somebody else keeps what autograd saves, no gradient is lost."""
+    trial = Trial(stack(3, 4, 2))
+    x = torch.randn(4, 3).double()
+
+    def through(model: nn.Module) -> Tensor:
+        if way == "checkpoint":
+            return checkpoint(model, x, use_reentrant=False)  # type: ignore[no-any-return]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
+            return model(x)  # type: ignore[no-any-return]
+
+    for model in (trial.model, trial.plain):
+        with trial.late.keep():
+            through(model).square().sum().backward()
+    trial.make()
+    trial.check()
+
+
+def test_a_parameter_that_the_pipeline_does_not_know() -> None:
+    """Its gradient would be lost without a word."""
+    trial = Trial(stack(3, 4, 2))
+    layer = trial.model[0]
+    assert isinstance(layer, nn.Linear)
+    layer.weight = nn.Parameter(torch.zeros(4, 3).double())
+    trial.passes(torch.randn(4, 3))
+    with pytest.raises(RuntimeError, match="make a new TrainPipeline"):
         trial.make()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from nestpipe.tables.kernels import prefetch_row
+
 
 @numba.njit(nogil=True, cache=True)
 def _starts(lengths):  # type: ignore[no-untyped-def]
@@ -33,6 +35,8 @@ def pool(rows, index, lengths, weights, means, columns, out, stride):  # type: i
     for b in range(samples):
         for l in range(columns.shape[0]):
             start, end = starts[l * samples + b], starts[l * samples + b + 1]
+            if b + 1 < samples and end < index.shape[0]:
+                prefetch_row(rows, index[end])  # of the next sample, which comes after all lookups of this one
             pooled = out[b * stride + columns[l] : b * stride + columns[l] + dim]
             if start == end:
                 pooled[:] = 0
@@ -67,6 +71,8 @@ def pool_backward(grad_out, stride, index, lengths, weights, means, columns, gra
     for b in range(samples):
         for l in range(columns.shape[0]):
             start, end = starts[l * samples + b], starts[l * samples + b + 1]
+            if b + 1 < samples and end < index.shape[0]:
+                prefetch_row(grad_rows, index[end])
             passed = grad_out[b * stride + columns[l] : b * stride + columns[l] + dim]
             divided = means[l] and end - start > 1
             for j in range(start, end):

@@ -62,7 +62,8 @@ class LateWeights:
                 for kept in self._kept.pop(parameter, ()):
                     _add_to(parameter, *kept)
             made(number)
-        self.clear()
+        if self._kept:
+            raise RuntimeError("a linear layer got parameters after the pipeline was made: make a new TrainPipeline")
 
     def clear(self) -> None:
         """Drops what a batch that failed has left."""
@@ -133,6 +134,7 @@ class _Layers(torch.autograd.Function):
         ctx: Any, late: LateWeights, relus: Sequence[bool], input: Tensor, *parameters: nn.Parameter | None
     ) -> Tensor:
         ctx.late, ctx.relus, ctx.shape = late, relus, input.shape
+        ctx.parameters = parameters  # not saved: who looks after saved tensors may give back others in their place
         x = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
         values = [x]
         for place, relu in enumerate(relus):
@@ -142,14 +144,14 @@ class _Layers(torch.autograd.Function):
             if relu:
                 x.relu_()
             values.append(x)
-        ctx.save_for_backward(*values, *parameters)
+        ctx.save_for_backward(*values)
         return x if input.dim() == 2 else x.view(*input.shape[:-1], x.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.relus)
-        values, parameters = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
+        values, parameters = ctx.saved_tensors, ctx.parameters
         needed = ctx.needs_input_grad
         grad = grads[0].reshape(-1, grads[0].shape[-1])
         passed: Tensor | None = None

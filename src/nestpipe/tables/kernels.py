@@ -46,7 +46,7 @@ def first_values(rows, missing, keys, tables, table_seeds, normal, scales):  # t
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def _prefetch_row(rows, at):  # type: ignore[no-untyped-def]
+def prefetch_row(rows, at):  # type: ignore[no-untyped-def]
     """Asks for a row that will be touched soon: rows lie all over memory, and one miss after another is a long wait."""
     if at >= 0:
         start = np.uint64(at) * np.uint64(rows.shape[1])
@@ -60,7 +60,7 @@ def gather(source, index, target):  # type: ignore[no-untyped-def]
     count = index.shape[0]
     for i in range(count):
         if i + _AHEAD < count:
-            _prefetch_row(source, index[i + _AHEAD])
+            prefetch_row(source, index[i + _AHEAD])
         j = index[i]
         if j >= 0:
             for d in range(source.shape[1]):
@@ -73,7 +73,7 @@ def scatter(source, index, target):  # type: ignore[no-untyped-def]
     count = index.shape[0]
     for i in range(count):
         if i + _AHEAD < count:
-            _prefetch_row(target, index[i + _AHEAD])
+            prefetch_row(target, index[i + _AHEAD])
         j = index[i]
         for d in range(source.shape[1]):
             target[j, d] = source[i, d]
