@@ -128,7 +128,7 @@ def test_hooks_are_called(place: str) -> None:
             layer.register_forward_hook(note)
         else:
             layer.register_full_backward_hook(note)
-    trial.passes(torch.randn(4, 3))
+    trial.passes(torch.randn(4, 3).requires_grad_())
     assert len(seen) == 2
     trial.make()
     trial.check()
