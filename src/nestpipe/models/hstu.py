@@ -57,7 +57,9 @@ class Block(nn.Module):
         self.width = config.head_dim or config.dim // config.heads
         self.max_length = config.max_length
         inner = self.heads * self.width
-        self.uvqk = nn.Parameter(torch.empty(config.dim, 4 * inner).normal_(0, 0.02))
+        self.uvqk = nn.utils.skip_init(nn.Linear, config.dim, 4 * inner, bias=False)
+        with torch.no_grad():
+            self.uvqk.weight.copy_(torch.empty(config.dim, 4 * inner).normal_(0, 0.02).t())
         self.out = nn.Linear(inner, config.dim)
         nn.init.xavier_uniform_(self.out.weight)
         self.dropout = config.dropout
@@ -66,7 +68,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, bucket: Tensor, lengths: Tensor, causal: Tensor) -> Tensor:
         batch, n, dim = x.shape
-        mixed = functional.silu(functional.layer_norm(x, (dim,), eps=1e-6) @ self.uvqk)
+        mixed = functional.silu(self.uvqk(functional.layer_norm(x, (dim,), eps=1e-6)))
         u, v, q, k = mixed.view(batch, n, 4, self.heads, self.width).permute(2, 0, 3, 1, 4)
         bias = relative_bias(self.place_bias, self.time_bias, bucket, lengths)
         scores = q @ k.transpose(-1, -2) + bias[:, None]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from nestpipe.keys.native import TILE_BYTES, sum_scaled_rows
+
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def interact(first, others, out):  # type: ignore[no-untyped-def]
@@ -59,10 +61,11 @@ def interact_backward(grads, first, others, grad_first, grad_others):  # type: i
     """What `interact` passes back: every vector meets each of its partners, with the gradient of their dot."""
     samples, firsts, dim = first.shape
     count = firsts + others.shape[1]
-    padded = (count + 3) // 4 * 4  # vectors and partners are taken four by four; those beyond `count` stay zero
-    vectors = np.zeros((padded, dim), others.dtype)
-    pairs = np.zeros((padded, padded), others.dtype)
-    summed = np.empty((padded, dim), others.dtype)
+    vectors = np.empty((count, dim), others.dtype)
+    pairs = np.zeros((count, count), others.dtype)
+    summed = np.empty((count, dim), others.dtype)
+    tile = TILE_BYTES // vectors.itemsize
+    whole = dim // tile * tile
     for b in range(samples):
         for i in range(count):
             of = first[b, 0] if i < firsts else others[b, i - firsts]
@@ -75,22 +78,14 @@ def interact_backward(grads, first, others, grad_first, grad_others):  # type: i
                 pairs[i, j] = grads[b, at + j]
                 pairs[j, i] = grads[b, at + j]
             at += i
-        for i in range(0, padded, 4):
-            s0, s1, s2, s3 = summed[i], summed[i + 1], summed[i + 2], summed[i + 3]
-            for d in range(dim):
-                s0[d] = s1[d] = s2[d] = s3[d] = 0
-            for j in range(0, padded, 4):
-                v0, v1, v2, v3 = vectors[j], vectors[j + 1], vectors[j + 2], vectors[j + 3]
-                a0, a1, a2, a3 = pairs[i, j], pairs[i, j + 1], pairs[i, j + 2], pairs[i, j + 3]
-                b0, b1, b2, b3 = pairs[i + 1, j], pairs[i + 1, j + 1], pairs[i + 1, j + 2], pairs[i + 1, j + 3]
-                c0, c1, c2, c3 = pairs[i + 2, j], pairs[i + 2, j + 1], pairs[i + 2, j + 2], pairs[i + 2, j + 3]
-                d0, d1, d2, d3 = pairs[i + 3, j], pairs[i + 3, j + 1], pairs[i + 3, j + 2], pairs[i + 3, j + 3]
-                for d in range(dim):
-                    p, q, r, s = v0[d], v1[d], v2[d], v3[d]
-                    s0[d] += (a0 * p + a1 * q) + (a2 * r + a3 * s)
-                    s1[d] += (b0 * p + b1 * q) + (b2 * r + b3 * s)
-                    s2[d] += (c0 * p + c1 * q) + (c2 * r + c3 * s)
-                    s3[d] += (d0 * p + d1 * q) + (d2 * r + d3 * s)
+        for i in range(count):
+            for d in range(0, whole, tile):
+                sum_scaled_rows(pairs, i * count, vectors, d, dim, count, summed, i * dim + d)
+            for d in range(whole, dim):
+                total = pairs[i, 0] * vectors[0, d]
+                for j in range(1, count):
+                    total += pairs[i, j] * vectors[j, d]
+                summed[i, d] = total
         for i in range(count):
             of = summed[i]
             if i < firsts:
