@@ -14,7 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nestpipe import SGD, Batch, EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, TrainPipeline, World
+from nestpipe import (
+    SGD,
+    Batch,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    LateStack,
+    RowWiseAdagrad,
+    TrainPipeline,
+    World,
+)
 from nestpipe.engine import dense
 from nestpipe.engine.dense import Bucket
 from nestpipe.engine.lanes import LaneThread
@@ -32,7 +41,7 @@ class Deep(nn.Module):
         super().__init__()
         self.sparse = EmbeddingBagCollection([EmbeddingBagConfig("t", 4, ["f"], init_scale=1.0)])
         torch.manual_seed(5)
-        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
+        self.layers = LateStack(*[nn.Linear(4, 4) for _ in range(5)])
         self.spoil = spoil
 
     def forward(self, batch: Batch) -> tuple[Tensor, None]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
     from nestpipe.embedding import EmbeddingBagCollection, EmbeddingCollection
+    from nestpipe.late_layers import LateLinear, LateStack
     from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
@@ -29,6 +30,8 @@ _HOME = {
     "JaggedTensor": "nestpipe.data.jagged",
     "KeyedJaggedTensor": "nestpipe.data.jagged",
     "KeyedTensor": "nestpipe.data.jagged",
+    "LateLinear": "nestpipe.late_layers",
+    "LateStack": "nestpipe.late_layers",
     "Progress": "nestpipe.pipeline",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
     "TrainPipeline": "nestpipe.pipeline",
@@ -47,6 +50,8 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "LateLinear",
+    "LateStack",
     "Progress",
     "RowWiseAdagrad",
     "TrainPipeline",

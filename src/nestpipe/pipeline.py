@@ -218,6 +218,8 @@ class TrainPipeline:
         except BaseException:
             # Whoever goes on after an error (NotFinite: skip that batch) must not meet what is left of it.
             self.sparse.drop(self._flights.pop(number))
+            if self._late is not None:
+                self._late.clear()
             self.engine.recover(number)
             self._exhausted = False
             self._last_end = None
@@ -371,8 +373,11 @@ class TrainPipeline:
             share = batch.terms() / flight.routes.terms if flight.routes.terms else 0.0
             # A micro-batch without loss terms has no mean: neither its NaN nor that of its gradients must count.
             if share and loss.requires_grad:
+                scaled = loss * share
+                if self._late is not None:
+                    scaled.register_hook(self._late.begin)
                 with self._watching(flight, micro):
-                    (loss * share).backward()
+                    scaled.backward()
         if share:
             flight.loss_sum += float(loss.detach()) * share
         flight.outputs.append(outputs)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.embedding import EmbeddingCollection
+from nestpipe.late_layers import LateLinear
 from nestpipe.models.relative_bias import TIME_BUCKETS, relative_bias, time_buckets
 from nestpipe.models.sampled_softmax import sampled_softmax_loss
 from nestpipe.tables.config import TableDefaults
@@ -57,10 +58,10 @@ class Block(nn.Module):
         self.width = config.head_dim or config.dim // config.heads
         self.max_length = config.max_length
         inner = self.heads * self.width
-        self.uvqk = nn.utils.skip_init(nn.Linear, config.dim, 4 * inner, bias=False)
+        self.uvqk = nn.utils.skip_init(LateLinear, config.dim, 4 * inner, bias=False)
         with torch.no_grad():
             self.uvqk.weight.copy_(torch.empty(config.dim, 4 * inner).normal_(0, 0.02).t())
-        self.out = nn.Linear(inner, config.dim)
+        self.out = LateLinear(inner, config.dim)
         nn.init.xavier_uniform_(self.out.weight)
         self.dropout = config.dropout
         self.place_bias = nn.Parameter(torch.empty(2 * config.max_length - 1).normal_(0, 0.02))

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from nestpipe.late_layers import LateStack
 
-def mlp(sizes: Sequence[int], last_relu: bool) -> nn.Sequential:
+
+def mlp(sizes: Sequence[int], last_relu: bool) -> LateStack:
     """sizes[0] inputs, sizes[-1] outputs; ReLU after every layer, after the last one only if asked."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
-    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+    return LateStack(*(layers if last_relu else layers[:-1]))

@@ -21,7 +21,7 @@ class Options:
     """Rows are updated as soon as their gradients are complete; only the store and the dense model wait for the verdict."""
 
     late_weights: bool = True
-    """Backward passes leave gradients of weights to a stage of their own, `weights`.  Where the model has such layers, and then
+    """Backward passes leave gradients of weights to a stage of their own, `weights`.  Where the model has late layers, and then
     under every schedule: sums round differently without it."""
 
     @property

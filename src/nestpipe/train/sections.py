@@ -140,8 +140,8 @@ class PipelineSection:
     early_update: bool = True
     """Update rows as soon as their gradients are complete, before all workers have agreed on the batch (not with clip_norm)."""
     late_weights: bool = True
-    """Make weight gradients of linear layers when all backward passes of a batch are over, while rows travel; keeps the layers'
-    inputs and output gradients of a whole batch in memory until then, false where that is too much."""
+    """Make weight gradients of the model's linear layers when all backward passes of a batch are over, while rows travel; keeps
+    these layers' inputs and output gradients of a whole batch in memory until then: false where that is too much."""
 
     def __post_init__(self) -> None:
         check_micro_batches(self.micro_batches)
