@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from pathlib import Path
 
 from nestpipe.engine.sparse import SparseStages
@@ -48,3 +49,23 @@ def heap_free_bytes() -> int | None:
         return None
     ask.restype = _Mallinfo2
     return int(ask().fordblks)
+
+
+class Returns:
+    """Gives back to the system, from time to time, what malloc holds and nobody uses.
+
+    Batches of many sizes leave holes in its arenas, so that resident memory would creep up over hours.  A return takes some
+    milliseconds, and the pages are asked for anew when they are needed.
+    """
+
+    SECONDS = 10.0
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere nothing is done
+        self._last = time.monotonic()
+
+    def now_and_then(self) -> None:
+        """Called after every step."""
+        if self._trim is not None and time.monotonic() - self._last >= self.SECONDS:
+            self._trim(ctypes.c_size_t(0))
+            self._last = time.monotonic()

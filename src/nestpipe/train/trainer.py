@@ -18,7 +18,7 @@ from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_s
 from nestpipe.train.digest import digest
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
-from nestpipe.train.memory import memory_of
+from nestpipe.train.memory import Returns, memory_of
 from nestpipe.train.metrics import ClickMetrics
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.rundir import RunDirectory
@@ -46,6 +46,7 @@ def train(
     stream = train_stream(recipe, source, world)
     pace = Pace(recipe)
     chosen = NewChoices(pipeline.plan)
+    returns = Returns()
     metrics: dict[str, float] = {}
 
     with Display(recipe.name, on=world.rank == 0 and not quiet) as display:
@@ -63,6 +64,7 @@ def train(
                 directory.log({"step": pace.steps, "eval": metrics})
                 display.say(f"step {pace.steps}  {in_words(metrics)}")
             display.show(pace.fraction(stream.fraction()), pace.status())
+            returns.now_and_then()
         if pace.steps == 0:
             raise DataError(NO_SAMPLES)
         if not (recipe.eval.every and pace.steps % recipe.eval.every == 0):

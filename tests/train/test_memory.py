@@ -1,0 +1,27 @@
+"""What a worker says of its memory, and what it gives back."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from nestpipe.train.memory import Returns, heap_free_bytes, resident_bytes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux and glibc")
+
+
+def test_holes_in_the_heap_go_back_to_the_system() -> None:
+    """Promise: what was freed between blocks that stay is not resident for ever; and not before its time."""
+    returns = Returns()
+    returns.now_and_then()
+    blocks = [bytearray(100_000) for _ in range(1000)]
+    del blocks[::2]
+    before, free = resident_bytes(), heap_free_bytes()
+    assert before is not None and free is not None and free > 40e6
+    returns.now_and_then()
+    assert resident_bytes() > before - 1e6  # type: ignore[operator]
+    returns.SECONDS = 0.0
+    returns.now_and_then()
+    assert resident_bytes() < before - 40e6  # type: ignore[operator]
+    assert len(blocks) == 500
