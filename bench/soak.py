@@ -2,10 +2,10 @@
 
     python bench/soak.py [--minutes 30] [--schedule dbp] [--path DIR]
 
-Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0's resident memory without what its tables and
-the ledger of versions say they use: those grow with every new key, by its index entry and its whereabouts.  Three things of the
-rest must not be more than 2 % higher in the last third of the time than in the second: the median of all of it, its peak, and
-the median of what is in use, that is without the memory that malloc keeps for later and that goes up and down all the time.
+Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0's without what its tables and the ledger of
+versions say they use: those grow with every new key, by its index entry and its whereabouts.  Three things must not be more than
+2 % higher in the last third of the time than in the second: the median of resident memory, its peak, and the median of what is in
+use by malloc's own account.  A run looks at its memory after it has given back what malloc held for nothing.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def watch(process: subprocess.Popen[bytes], metrics: Path, until: float) -> int:
     lines = read(metrics)
     print(in_words(lines[-1]))
     resident = np.array([own(line) for line in lines])
-    used = resident - np.array([line["memory"]["heap_free_bytes"] for line in lines]) / 1e6
+    used = np.array([own(line, "heap_used_bytes") for line in lines])
     print("in use, MB, every 250 steps: " + " ".join(f"{mb:.0f}" for mb in used[::5]))
-    print("with what malloc keeps:      " + " ".join(f"{mb:.0f}" for mb in resident[::5]))
+    print("resident:                    " + " ".join(f"{mb:.0f}" for mb in resident[::5]))
     print(f"{lines[-1]['step']} steps with every read verified and none stale")
     in_use = compare("in use beside tables and ledger, median", used, np.median)
     peak = compare("resident beside tables and ledger, peak", resident, np.max)
@@ -85,10 +85,10 @@ def read(metrics: Path) -> list[dict]:
     return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
 
 
-def own(line: dict) -> float:
+def own(line: dict, of: str = "resident_bytes") -> float:
     """MB of a process beside its tables and the ledger of versions."""
     memory = line["memory"]
-    return (memory["resident_bytes"] - memory["table_bytes"] - memory["ledger_bytes"]) / 1e6
+    return (memory[of] - memory["table_bytes"] - memory["ledger_bytes"]) / 1e6
 
 
 def in_words(line: dict) -> str:

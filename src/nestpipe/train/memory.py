@@ -13,7 +13,8 @@ from nestpipe.engine.sparse import SparseStages
 def memory_of(sparse: SparseStages) -> dict[str, int]:
     """Of this worker, now: its rows, and bytes of DRAM of tables (rows, state, index), of row buffers and of the process.
 
-    `heap_free_bytes` is what malloc holds of the process's memory for its next requests: it goes up and down by hundreds of MB.
+    `heap_used_bytes` is what the process has asked of malloc and not given back, `heap_free_bytes` what malloc holds for its next
+    requests: that goes up and down by hundreds of MB, and only part of it is resident.
     """
     memory = {
         "rows": sum(len(store) for store in sparse.stores),
@@ -22,8 +23,12 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
     }
     if sparse.ledger is not None:
         memory["ledger_bytes"] = sparse.ledger.nbytes()
-    of_process = {"resident_bytes": resident_bytes(), "heap_free_bytes": heap_free_bytes()}
-    return memory | {name: found for name, found in of_process.items() if found is not None}
+    resident, heap = resident_bytes(), heap_bytes()
+    if resident is not None:
+        memory["resident_bytes"] = resident
+    if heap is not None:
+        memory["heap_used_bytes"], memory["heap_free_bytes"] = heap
+    return memory
 
 
 def resident_bytes() -> int | None:
@@ -42,13 +47,14 @@ class _Mallinfo2(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
 
 
-def heap_free_bytes() -> int | None:
-    """Of all of malloc's arenas; None where there is no glibc to ask."""
+def heap_bytes() -> tuple[int, int] | None:
+    """Of all of malloc's arenas, and of blocks that have pages of their own: used and free.  None where there is no glibc."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return None
     ask.restype = _Mallinfo2
-    return int(ask().fordblks)
+    found = ask()
+    return int(found.uordblks + found.hblkhd), int(found.fordblks)
 
 
 class Returns:

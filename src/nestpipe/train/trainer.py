@@ -56,6 +56,7 @@ def train(
             for choice in chosen.new():
                 directory.log({"step": pace.steps, "micro_batches": choice.micro_batches, "why": str(choice)})
                 display.say(str(choice))
+            returns.now_and_then()  # before memory is looked at: what the run needs, and not what malloc has kept of late
             if pace.steps % recipe.train.log_every == 0:
                 directory.log({"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)})
             if recipe.eval.every and pace.steps % recipe.eval.every == 0:
@@ -64,7 +65,6 @@ def train(
                 directory.log({"step": pace.steps, "eval": metrics})
                 display.say(f"step {pace.steps}  {in_words(metrics)}")
             display.show(pace.fraction(stream.fraction()), pace.status())
-            returns.now_and_then()
         if pace.steps == 0:
             raise DataError(NO_SAMPLES)
         if not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
