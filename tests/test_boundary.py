@@ -180,7 +180,7 @@ def overlap(world: World) -> bool:
 
     def slow(hidden: Tensor, key: int) -> Tensor:
         hidden = hidden.clone()
-        hidden.register_hook(lambda grad: time.sleep(0.05))
+        hidden.register_hook(lambda grad: time.sleep(0.25))  # long enough for a lane to wake on busy cores
         return hidden
 
     pipeline = make(world, "nested", 2, Deep(slow), trace=True, late_weights=False)
