@@ -31,6 +31,7 @@ from nestpipe.engine.tuner import Tuner, make_plan
 from nestpipe.engine.warm import compile_kernels
 from nestpipe.engine.watch import BackwardWatch
 from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action, Options
+from nestpipe.schedule.boundary import boundary_begins
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 from nestpipe.tables.tiered import DiskTier
 
@@ -296,7 +297,7 @@ class TrainPipeline:
                 count = self._micro_batches(action.batch)
                 flight = self._flights[action.batch] = Flight(action.batch, micro_batches=count, previous=before)
                 if self.options.early_reduce and self.schedule != "serial":
-                    made = ("compute", action.batch, count - 1) if self._late is None else ("weights", action.batch, -1)
+                    made = boundary_begins(action.batch, count, self.options)
                     flight.parts[made] = [Done() for _ in range(self.options.buckets)]
 
     def _micro_batches(self, batch: int) -> int:

@@ -1,4 +1,4 @@
-"""Dual-Buffer Pipelining: while batch t computes, t+1 is retrieved, t+2 routed, t+3 moved and t+4 loaded.
+"""Dual-Buffer Pipelining: when batch t computes, t+1 is being retrieved, and t+2 is routed, t+3 moved and t+4 loaded already.
 
 Two buffers hold rows: that of t, being trained, and that of t+1, being filled.  What `retrieve` read too early (rows that t is
 still changing) is put right by `sync`, which copies the rows that both batches touch, values and optimizer state.  Rows that t-1
