@@ -55,6 +55,9 @@ class Ledger:
     def nbytes(self) -> int:
         return sum(index.nbytes() + 8 * index.slots_used for index in self._index)
 
+    def heap_nbytes(self) -> int:
+        return sum(index.heap_nbytes() for index in self._index)
+
 
 def _left_by(stamp: int) -> str:
     return f"batch {stamp - 1} left it" if stamp else "it began"

@@ -255,7 +255,11 @@ class HashIndex:
 
     def nbytes(self) -> int:
         """Bytes that hold entries and keys: all that a row costs beyond its values and optimizer state."""
-        return self._entries.nbytes + self._free.nbytes + self._used * (8 + 2)
+        return self.heap_nbytes() + self._used * (8 + 2)
+
+    def heap_nbytes(self) -> int:
+        """The part of it that malloc gave: entries, which double as they fill.  Keys lie in slabs, outside its account."""
+        return self._entries.nbytes + self._free.nbytes
 
     def _grow(self) -> None:
         self.slot_keys.reserve(len(self) + 1)

@@ -14,7 +14,8 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
     """Of this worker, now: its rows, and bytes of DRAM of tables (rows, state, index), of row buffers and of the process.
 
     `heap_used_bytes` is what the process has asked of malloc and not given back, `heap_free_bytes` what malloc holds for its next
-    requests: that goes up and down by hundreds of MB, and only part of it is resident.
+    requests: that goes up and down by hundreds of MB, and only part of it is resident.  Rows and keys of tables lie in slabs
+    outside that account; `heap_index_bytes` is the part of it that indexes of tables and ledger hold and that grows with them.
     """
     memory = {
         "rows": sum(len(store) for store in sparse.stores),
@@ -28,6 +29,8 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
         memory["resident_bytes"] = resident
     if heap is not None:
         memory["heap_used_bytes"], memory["heap_free_bytes"] = heap
+        indexes = sum(store.index.heap_nbytes() for store in sparse.stores)
+        memory["heap_index_bytes"] = indexes + (sparse.ledger.heap_nbytes() if sparse.ledger is not None else 0)
     return memory
 
 
