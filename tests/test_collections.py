@@ -64,8 +64,9 @@ class Trial:
         first_rows = {t.name: (ids, self.stages.rows_of(t.name, ids)) for t in collection.tables}
         kind = OracleBags if isinstance(collection, EmbeddingBagCollection) else OracleSequences
         self.oracle: OracleTables = kind(collection, first_rows, sparse_grads=False)
-        self.flight = Flight(0, Batch(features).split(micro_batches), has_data=True)
-        self.stages.route(self.flight, micro_batches)
+        self.flight = Flight(0, Batch(features).split(micro_batches), micro_batches, has_data=True)
+        self.stages.plan(self.flight)
+        self.stages.route(self.flight)
         self.stages.retrieve(self.flight)
         self.stages.sync(self.flight)
         for micro in range(micro_batches):

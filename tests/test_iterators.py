@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from nestpipe import Adam, Batch, TrainPipeline, World
+from nestpipe import Adam, Batch, KeyedJaggedTensor, TrainPipeline, World
+from nestpipe.schedule import BUILDERS
 from test_schedules import Model, batches, slow_storage
 
 
@@ -59,6 +62,35 @@ def test_what_was_read_before_an_error_is_trained(schedule: str) -> None:
             steps += 1
     pipeline.close()
     assert steps == 6 and "load of batch 6" in caught.value.__notes__[0]
+
+
+class Hostile(Restarting):
+    """Its seventh batch is not what the model looks up."""
+
+    def __next__(self) -> Batch:
+        batch = super().__next__()
+        if self.at != 7:
+            return batch
+        features = batch.sparse_features
+        return dataclasses.replace(
+            batch, sparse_features=KeyedJaggedTensor(["else"], features.values(), lengths=features.lengths())
+        )
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_a_batch_that_cannot_be_looked_up_stops_the_run_in_its_turn(schedule: str, micro_batches: int) -> None:
+    """What is wrong with a batch is found when it is routed, long before: those before it are still trained."""
+    model = Model()
+    adam = torch.optim.Adam(model.parameters(), 0.1)
+    settings = {"schedule": schedule, "micro_batches": micro_batches}
+    pipeline, data = TrainPipeline(model, adam, Adam(0.1), world=World.single(), **settings), Hostile(9)
+    steps = 0
+    with pytest.raises(KeyError, match="no feature 'f' in this batch; it has else") as caught:
+        while pipeline.progress(data):
+            steps += 1
+    pipeline.close()
+    assert steps == 6 and caught.value.__notes__[0] == "rank 0, route of batch 6"
 
 
 def test_another_iterator_in_the_middle_is_refused() -> None:

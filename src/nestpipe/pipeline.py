@@ -177,7 +177,7 @@ class TrainPipeline:
         return {
             "load": self._load,
             "move": lambda flight, micro: None,
-            "route": lambda flight, micro: self.sparse.route(flight, flight.micro_batches),
+            "route": self._route,
             "retrieve": lambda flight, micro: self.sparse.retrieve(flight),
             "sync": lambda flight, micro: self.sparse.sync(flight),
             "embed": self.sparse.embed,
@@ -235,8 +235,8 @@ class TrainPipeline:
             self._flights.clear()
             self._start = number
             self._source, self._exhausted = None, False
-            if flight.load_error is not None:
-                raise flight.load_error
+            if flight.refused is not None:
+                raise flight.refused
             return None
         self.next_batch += 1
         flight.windows = []  # its rows have arrived and its gradients left
@@ -328,21 +328,26 @@ class TrainPipeline:
             batch = None if self._exhausted else next(self._source, None)
             if batch is not None and not isinstance(batch, Batch):
                 raise TypeError(f"the iterator must give nestpipe.Batch, not {type(batch).__name__}")
+            if batch is not None:
+                count = flight.micro_batches
+                flight.micros = cluster(batch, count, self._looked_up) if self.clustering else batch.split(count)
         except Exception as error:
-            # Told when this batch's turn comes: what was read before it is still trained, as `serial` would.
-            error.add_note(f"rank {self.world.rank}, load of batch {flight.number}")
-            flight.load_error, batch = error, None
-        flight.has_data = batch is not None
-        if batch is None:
-            self._exhausted = True  # not asked again: some iterators begin anew
-        else:
-            count = flight.micro_batches
-            flight.micros = cluster(batch, count, self._looked_up) if self.clustering else batch.split(count)
+            flight.refuse(error, self.world.rank, "load")
+        flight.has_data = bool(flight.micros)
+        self._exhausted |= not flight.has_data  # not asked again: some iterators begin anew
+
+    def _route(self, flight: Flight, micro: int) -> None:
+        try:
+            self.sparse.plan(flight)
+        except Exception as error:
+            flight.refuse(error, self.world.rank, "route")
+            self.sparse.plan(flight)
+        self.sparse.route(flight)
 
     def _compute(self, flight: Flight, micro: int) -> None:
         """The model, forward and backward, on one micro-batch; skipped where this worker's is empty."""
-        if flight.load_error is not None:
-            raise flight.load_error
+        if flight.refused is not None:
+            raise flight.refused
         if micro == 0:
             self.dense.clear()
             if self._late is not None:

@@ -13,6 +13,7 @@ from nestpipe.engine.done import Done
 from nestpipe.engine.routing import Routes
 from nestpipe.engine.window_room import WindowRoom
 from nestpipe.keys.index import Found
+from nestpipe.keys.window import Window
 from nestpipe.schedule.action import Name
 
 
@@ -34,8 +35,10 @@ class Flight:
     micro_batches: int = 1
     """Into how many it is divided on every worker, with data or without."""
     has_data: bool = False
-    load_error: Exception | None = None
-    """What the iterator raised in place of this batch."""
+    refused: Exception | None = None
+    """What is wrong with this worker's data of it; raised when its turn comes, so that what was read before is still trained."""
+    planned: list[Window] = field(default_factory=list)
+    """Per group: the rows that this worker needs."""
     routes: Routes | None = None
     ends: list[np.ndarray] = field(default_factory=list)
     """Per group, [N, L]: where the occurrences of each micro-batch and lookup end in the window's `inverse`."""
@@ -56,6 +59,11 @@ class Flight:
     verdict: Verdict | None = None
     parts: dict[Name, list[Done]] = field(default_factory=dict)
     """Of an action that others may begin within: what tells them, one by one, that their part is final."""
+
+    def refuse(self, error: Exception, rank: int, stage: str) -> None:
+        """This worker takes part in it with nothing until its turn."""
+        error.add_note(f"rank {rank}, {stage} of batch {self.number}")
+        self.refused, self.micros, self.has_data = error, [], False
 
     @property
     def ended(self) -> bool:

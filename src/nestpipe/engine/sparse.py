@@ -63,25 +63,29 @@ class SparseStages:
         self._side_exchange = Exchange(world, "metrics")
         """For lookups outside the schedule, whose lanes may be talking at the same time."""
 
-    def route(self, flight: Flight, micro_batches: int, exchange: Exchange | None = None) -> None:
-        """Plans this worker's window and tells the owners; afterwards the flight knows whether the data has ended."""
-        micros = flight.micros if flight.has_data else []
-        windows, flight.ends = self._plan(micros, micro_batches)
-        samples = sum(len(m) for m in micros) if flight.has_data else NO_DATA
-        terms = sum(m.terms() for m in micros)
-        flight.routes = route(windows, terms, samples, micro_batches, exchange or self._route_exchange)
+    def plan(self, flight: Flight) -> None:
+        """Which rows this worker needs, and where each lookup ends.  Talks to nobody: what is wrong with its data shows here.
 
-    def _plan(self, micros: list[Batch], micro_batches: int) -> tuple[list[Window], list[np.ndarray]]:
-        """Per group the window and the ends of its lookups.  The limit looks at the batch alone, so all schedules plan alike."""
-        if not micros:
-            nothing = _nothing(micro_batches, self.world.size)
-            return [nothing] * len(self.groups), [np.zeros((0, 0), np.int64)] * len(self.groups)
+        The limit looks at the batch alone, so all schedules plan alike.
+        """
+        micros = flight.micros
+        if not flight.has_data:
+            flight.planned = [_nothing(flight.micro_batches, self.world.size)] * len(self.groups)
+            flight.ends = [np.zeros((0, 0), np.int64)] * len(self.groups)
+            return
         plans = [lookups.plan(micros, self.world.size) for lookups in self.lookups]
         if self.window_limit is not None and len(micros) > 1:
             needed = 2 * sum(window_bytes(window, group) for (window, _), group in zip(plans, self.groups))
             if needed > self.window_limit:
                 plans = [lookups.plan(micros, self.world.size, by_micro=True) for lookups in self.lookups]
-        return [window for window, _ in plans], [ends for _, ends in plans]
+        flight.planned, flight.ends = [window for window, _ in plans], [ends for _, ends in plans]
+
+    def route(self, flight: Flight, exchange: Exchange | None = None) -> None:
+        """Tells the owners what is planned; afterwards the flight knows whether the data has ended."""
+        samples = sum(len(m) for m in flight.micros) if flight.has_data else NO_DATA
+        terms = sum(m.terms() for m in flight.micros)
+        flight.routes = route(flight.planned, terms, samples, flight.micro_batches, exchange or self._route_exchange)
+        flight.planned = []
 
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.
@@ -204,7 +208,8 @@ class SparseStages:
     def look_up(self, batch: Batch | None) -> Flight:
         """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""
         flight = Flight(-1, [batch] if batch is not None else [], has_data=batch is not None)
-        self.route(flight, 1, self._side_exchange)
+        self.plan(flight)
+        self.route(flight, self._side_exchange)
         if not flight.ended:
             self._fetch(flight)
         return flight
