@@ -192,7 +192,7 @@ def shard(config: dict) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     replicated = dict(in_backward_optimizer_filter(model.named_parameters()))
     assert not any("embeddings" in name for name in replicated), "the backward pass has to update the tables"
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config["dense_optimizer"]]
-    dense = KeyedOptimizerWrapper(replicated, lambda params: kind(params, lr=config["dense_lr"]))
+    dense = KeyedOptimizerWrapper(replicated, lambda params: kind(params, lr=config["dense_lr"], fused=True))
     return model, CombinedOptimizer([model.fused_optimizer, dense])
 
 

@@ -397,7 +397,7 @@ class TrainPipeline:
         """All workers learn the loss and the gradient norm, and stop together before anything lasting is changed."""
         last, self._last_step = self._last_step, None
         took = (last[1].step, last[1].compute, last[1].wire) if last is not None else (0.0, 0.0, 0.0)
-        sums = torch.tensor([flight.loss_sum, self.sparse.sum_of_squares(flight), *took], dtype=torch.float64)
+        sums = torch.tensor([flight.loss_sum, flight.row_squares, *took], dtype=torch.float64)
         self._dense_exchange.all_reduce(sums)
         if last is not None:
             self.plan.learn(last[0], Measured(*(sums[2:] / self.world.size).tolist()))

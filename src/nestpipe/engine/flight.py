@@ -52,6 +52,8 @@ class Flight:
     windows: list[WindowRoom] = field(default_factory=list)
     arrived: dict[int, list[np.ndarray]] = field(default_factory=dict)
     """Per micro-batch and group: row gradients that came from all workers, not yet accumulated."""
+    row_squares: float = 0.0
+    """Of the gradients of this owner's rows, summed over all workers; not finite exactly where one of them is not."""
     outputs: list[Any] = field(default_factory=list)
     """Per micro-batch: what the model returned beside its loss; None where the micro-batch is empty here."""
     loss_sum: float = 0.0

@@ -167,14 +167,15 @@ class SparseStages:
         self._row_exchange.exchange(sends, receives)
 
     def accumulate(self, flight: Flight, micro: int) -> None:
-        """Adds the gradients that came with `micro` to the owner's sums, worker after worker."""
+        """Adds the gradients that came with `micro` to the owner's sums, worker after worker.
+
+        The last one leaves their sum of squares, so that `agree`, for which everybody waits, need not look at them again.
+        """
         for buffer, plan, arrived in zip(flight.buffers, _routes(flight).owned, flight.arrived.pop(micro)):
             begin, stop = _run(plan.grad_ends, micro, 0)[0], _run(plan.grad_ends, micro, self.world.size - 1)[1]
             kernels.scatter_add(arrived, plan.grad_rows[begin:stop], buffer.grads)
-
-    def sum_of_squares(self, flight: Flight) -> float:
-        """Of this owner's summed gradients; not finite exactly where one of them is not."""
-        return float(sum(kernels.sum_of_squares(buffer.grads) for buffer in flight.buffers))
+        if micro == flight.micro_batches - 1:
+            flight.row_squares = float(sum(kernels.sum_of_squares(buffer.grads) for buffer in flight.buffers))
 
     def scale(self, flight: Flight, factor: float) -> None:
         for buffer in flight.buffers:

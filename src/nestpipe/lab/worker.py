@@ -87,7 +87,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config["dense_optimizer"]]
     pipeline = TrainPipeline(
         model,
-        kind(model.parameters(), lr=config["dense_lr"]),
+        kind(model.parameters(), lr=config["dense_lr"], fused=True),
         RowWiseAdagrad(config["sparse_lr"], config["sparse_eps"]),
         schedule=config["schedule"],
         micro_batches=config["micro_batches"],
