@@ -3,10 +3,11 @@
     python bench/soak.py [--minutes 30] [--schedule dbp] [--path DIR]
 
 Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0's without what its tables and the ledger of
-versions say they use: those grow with every new key, by its index entry and its whereabouts.  Three things must not be more than
-2 % higher in the last third of the time than in the second: the median of resident memory, its peak, and the median of what is in
-use by malloc's own account (which has the tables' indexes in it, not their rows and keys).  A run looks at its memory after it
-has given back what malloc held for nothing.
+versions say they use: those grow with every new key, by its index entry and its whereabouts.  It is looked at every ten seconds
+or so, after a run has given back what malloc held for nothing.  Of the last third of the looks against the second, three things
+must not be more than 2 % higher: the median of resident memory, what nine of ten looks stay below, and the median of what is in
+use by malloc's own account (which has the tables' indexes in it, not their rows and keys).  The highest look of each third is
+printed too; a batch that is read at that moment moves it by 5 % either way.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> int:
             "data.samples": 10**10,
             "tables.disk_path": folder,
             "tables.dram_rows": 200_000,
-            "train.log_every": 50,
+            "train.log_every": 25,
             "train.steps": 10**7,
         }
         command = [sys.executable, "-m", "nestpipe", "train", "timed", "--schedule", args.schedule]
@@ -66,13 +67,16 @@ def watch(process: subprocess.Popen[bytes], metrics: Path, until: float) -> int:
     print(in_words(lines[-1]))
     resident = np.array([own(line) for line in lines])
     used = np.array([(line["memory"]["heap_used_bytes"] - line["memory"]["heap_index_bytes"]) / 1e6 for line in lines])
-    print("in use, MB, every 250 steps: " + " ".join(f"{mb:.0f}" for mb in used[::5]))
-    print("resident:                    " + " ".join(f"{mb:.0f}" for mb in resident[::5]))
+    print("in use, MB, every 250 steps: " + " ".join(f"{mb:.0f}" for mb in used[::10]))
+    print("resident:                    " + " ".join(f"{mb:.0f}" for mb in resident[::10]))
     print(f"{lines[-1]['step']} steps with every read verified and none stale")
     in_use = compare("in use by malloc's account beside indexes, median", used, np.median)
-    peak = compare("resident beside tables and ledger, peak", resident, np.max)
+    compare("resident beside tables and ledger, highest", resident, np.max)
+    most = compare(
+        "resident beside tables and ledger, nine of ten below", resident, lambda part: np.quantile(part, 0.9)
+    )
     median = compare("resident beside tables and ledger, median", resident, np.median)
-    return int(max(in_use, peak, median) > 0.02)
+    return int(max(in_use, most, median) > 0.02)
 
 
 def compare(what: str, series: np.ndarray, of: Callable[[np.ndarray], float]) -> float:

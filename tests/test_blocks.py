@@ -32,11 +32,17 @@ def test_shapes_and_types() -> None:
         array[:] = 1
 
 
-def test_sizes_that_are_no_longer_asked_for_are_given_back() -> None:
+def test_blocks_that_nobody_uses_any_more_are_given_back() -> None:
+    """Promise: neither a size that is not asked for nor many blocks of one size at a time are kept for ever."""
     blocks = Blocks()
     blocks.take((1 << 20,), np.uint8)
-    held = []
-    for _ in range(PATIENCE + 10):
-        blocks.take((10,), np.uint8)
-    held.append(blocks.take((5000,), np.uint8))
-    assert blocks.bytes < 1 << 20
+    several = [blocks.take((1 << 16,), np.uint8) for _ in range(8)]
+    del several
+    held = blocks.take((1 << 18,), np.uint8)
+    for _ in range(2 * PATIENCE):
+        blocks.take((1 << 16,), np.uint8)
+    assert blocks.bytes == (1 << 16) + (1 << 18)
+    del held
+    for _ in range(2 * PATIENCE):
+        blocks.take((1 << 16,), np.uint8)
+    assert blocks.bytes == 1 << 16

@@ -140,7 +140,8 @@ class _Layers(torch.autograd.Function):
         for place in reversed(range(len(ctx.relus))):
             weight, bias = ctx.parameters[2 * place : 2 * place + 2]
             if ctx.relus[place]:
-                grad = torch.ops.aten.threshold_backward(grad, inputs[place + 1], 0)
+                mine = place < len(ctx.relus) - 1  # and not the caller's, who may still look at it
+                grad = _relu_backward(grad, inputs[place + 1], grad if mine else torch.empty_like(inputs[place + 1]))
             if needed[3 + 2 * place]:
                 ctx.late.add(weight, grad, inputs[place])
             if bias is not None and needed[4 + 2 * place]:
@@ -148,6 +149,11 @@ class _Layers(torch.autograd.Function):
             if place or needed[2]:
                 grad = grad @ weight
         return None, None, (grad.view(input.shape) if needed[2] else None), *(None for _ in ctx.parameters)
+
+
+def _relu_backward(grad: Tensor, value: Tensor, into: Tensor) -> Tensor:
+    result: Tensor = torch.ops.aten.threshold_backward.grad_input(grad, value, 0, grad_input=into)
+    return result
 
 
 def _versions(parameters: Sequence[Tensor | None]) -> list[int]:

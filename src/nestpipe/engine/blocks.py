@@ -15,15 +15,24 @@ import numpy as np
 
 LEAST_BYTES = 1 << 12
 PATIENCE = 2_000
-"""A size that nobody asked for in so many requests is given back."""
+"""A block that nobody used for so many requests is given back: it was needed once, when batches met by chance."""
+
+
+class _Block:
+    def __init__(self, size: int) -> None:
+        self.array = np.empty(size, np.uint8)
+        self.used_at = 0
+
+    @property
+    def free(self) -> bool:
+        return sys.getrefcount(self.array) == _UNUSED
 
 
 class Blocks:
     """Safe from any lane."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, list[np.ndarray]] = defaultdict(list)
-        self._asked: dict[int, int] = {}
+        self._blocks: dict[int, list[_Block]] = defaultdict(list)
         self._requests = 0
         self._lock = threading.Lock()
 
@@ -34,13 +43,15 @@ class Blocks:
         size = max(LEAST_BYTES, 1 << (count * dtype.itemsize - 1).bit_length()) if count else LEAST_BYTES
         with self._lock:
             self._requests += 1
-            self._asked[size] = self._requests
-            block = self._free(self._blocks[size])
+            if self._requests % PATIENCE == 0:
+                self._give_back()
+            # The first that is free, so that those behind it are used only when all before them are not.
+            block = next((block for block in self._blocks[size] if block.free), None)
             if block is None:
-                self._drop_old()
-                block = np.empty(size, np.uint8)
+                block = _Block(size)
                 self._blocks[size].append(block)
-        return block[: count * dtype.itemsize].view(dtype).reshape(shape)
+            block.used_at = self._requests
+            return block.array[: count * dtype.itemsize].view(dtype).reshape(shape)
 
     @property
     def bytes(self) -> int:
@@ -48,23 +59,15 @@ class Blocks:
         with self._lock:
             return sum(size * len(blocks) for size, blocks in self._blocks.items())
 
-    def _free(self, blocks: list[np.ndarray]) -> np.ndarray | None:
-        for i in range(len(blocks)):
-            if sys.getrefcount(blocks[i]) == _UNUSED:
-                return blocks[i]
-        return None
-
-    def _drop_old(self) -> None:
-        """Gives back blocks of sizes that are no longer asked for."""
-        for size, blocks in self._blocks.items():
-            if self._asked[size] < self._requests - PATIENCE:
-                blocks[:] = [blocks[i] for i in range(len(blocks)) if sys.getrefcount(blocks[i]) != _UNUSED]
+    def _give_back(self) -> None:
+        for blocks in self._blocks.values():
+            blocks[:] = [b for b in blocks if not b.free or b.used_at > self._requests - PATIENCE]
 
 
 def _references() -> int:
-    """What getrefcount says of a block that only its list holds."""
-    blocks = [np.empty(1, np.uint8)]
-    return sys.getrefcount(blocks[0])
+    """What getrefcount says of an array that only its block holds."""
+    block = _Block(1)
+    return sys.getrefcount(block.array)
 
 
 _UNUSED = _references()

@@ -66,10 +66,11 @@ def sum_scaled_rows(
     out: Any,
     out_at: Any,
 ) -> Any:
-    """out[out_at:] = the sum over j < count of scales[scale_at + j] * rows[row_at + j * stride:], for one tile, j by j.
+    """out[out_at:] = the sum over j < count of scales[scale_at + j] * rows[row_at + j * stride:], for one tile, j by j; and the
+    same for the next `count` scales, into out[out_at + stride:].
 
     All arrays are of one kind of floats and counted flat.  The sums stay in registers: written as a loop, every step would load
-    and store them, since numba cannot know that arrays do not overlap.
+    and store them, since numba cannot know that arrays do not overlap.  Two at a time, because one alone would wait for itself.
     """
     lanes = TILE_BYTES // 4 // (scales.dtype.bitwidth // 8)
     registers = 4
@@ -86,21 +87,30 @@ def sum_scaled_rows(
         vector, long, short = ir.VectorType(first_scale.type.pointee, lanes), ir.IntType(64), ir.IntType(32)
         name = f"llvm.fmuladd.v{lanes}f{kinds[0].dtype.bitwidth}"
         add = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(registers)]
+        sums = [
+            [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(registers)] for _ in range(2)
+        ]
         unset = ir.Constant(vector, ir.Undefined)
 
         def at(start: Any, register: int) -> Any:
             return builder.bitcast(builder.gep(start, [long(register * lanes)]), vector.as_pointer())
 
+        def everywhere(scale: Any) -> Any:
+            one = builder.insert_element(unset, builder.load(scale), short(0))
+            return builder.shuffle_vector(one, unset, ir.Constant(ir.VectorType(short, lanes), [0] * lanes))
+
         with cgutils.for_range(builder, arguments[5], intp=long) as loop:
-            one = builder.insert_element(unset, builder.load(builder.gep(first_scale, [loop.index])), short(0))
-            scale = builder.shuffle_vector(one, unset, ir.Constant(ir.VectorType(short, lanes), [0] * lanes))
+            scale = builder.gep(first_scale, [loop.index])
+            scales_here = [everywhere(scale), everywhere(builder.gep(scale, [arguments[5]]))]
             row = builder.gep(first_row, [builder.mul(loop.index, arguments[4])])
-            for register, total in enumerate(sums):
+            for register in range(registers):
                 part = builder.load(at(row, register), align=1)
-                builder.store(builder.call(add, [scale, part, builder.load(total)]), total)
-        for register, total in enumerate(sums):
-            builder.store(builder.load(total), at(target, register), align=1)
+                for scale_here, totals in zip(scales_here, sums):
+                    total = totals[register]
+                    builder.store(builder.call(add, [scale_here, part, builder.load(total)]), total)
+        for start, totals in zip((target, builder.gep(target, [arguments[4]])), sums):
+            for register, total in enumerate(totals):
+                builder.store(builder.load(total), at(start, register), align=1)
         return context.get_dummy_value()
 
     number = types.int64

@@ -62,8 +62,8 @@ def interact_backward(grads, first, others, grad_first, grad_others):  # type: i
     samples, firsts, dim = first.shape
     count = firsts + others.shape[1]
     vectors = np.empty((count, dim), others.dtype)
-    pairs = np.zeros((count, count), others.dtype)
-    summed = np.empty((count, dim), others.dtype)
+    pairs = np.zeros((count + count % 2, count), others.dtype)  # rows are summed two at a time
+    summed = np.empty((count + count % 2, dim), others.dtype)
     tile = TILE_BYTES // vectors.itemsize
     whole = dim // tile * tile
     for b in range(samples):
@@ -78,9 +78,10 @@ def interact_backward(grads, first, others, grad_first, grad_others):  # type: i
                 pairs[i, j] = grads[b, at + j]
                 pairs[j, i] = grads[b, at + j]
             at += i
-        for i in range(count):
+        for i in range(0, count, 2):
             for d in range(0, whole, tile):
                 sum_scaled_rows(pairs, i * count, vectors, d, dim, count, summed, i * dim + d)
+        for i in range(count):
             for d in range(whole, dim):
                 total = pairs[i, 0] * vectors[0, d]
                 for j in range(1, count):
