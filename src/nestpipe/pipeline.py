@@ -139,9 +139,10 @@ class TrainPipeline:
         if self.clustering:
             compile_clustering()
         self._dense_exchange = Exchange(self.world, "dense", self.sparse.traffic)
-        self.dense = DenseReplica(model.parameters(), self._dense_exchange)
         late = LateWeights(model) if late_weights else None
         self._late = late if late is not None and late.layers else None
+        late_parameters = self._late.parameters if self._late is not None else []
+        self.dense = DenseReplica(model.parameters(), self._dense_exchange, late_parameters)
         self.options = Options(
             max(1, len(self.dense.buckets)),
             clip_norm is not None,

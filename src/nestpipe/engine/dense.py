@@ -3,11 +3,14 @@
 The buffer is divided into buckets, last parameters first, because a backward pass finishes those first: a bucket can be summed
 over the workers while the rest is still being computed.  Which bucket a parameter is in depends on the model alone, since with
 more than two workers the division decides in which order numbers are added.
+
+Where gradients are made after the backward passes, bucket by bucket, their order is ours: those that are there already come
+first, then the largest, so that the link is fed early and what is left to send at the end is little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +32,20 @@ class Bucket:
     flat: Tensor
     parameters: list[nn.Parameter]
 
+    @property
+    def nbytes(self) -> int:
+        return self.flat.numel() * self.flat.element_size()
+
 
 class DenseReplica:
     """Gradients are views into flat buffers.  A parameter that no batch uses has gradient 0."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], exchange: Exchange) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], exchange: Exchange, late: Collection[nn.Parameter] = ()
+    ) -> None:
+        """`late`: those whose gradients are made after the backward passes."""
         self.parameters = [p for p in parameters if p.requires_grad]
+        late_ones = set(late)
         self.exchange = exchange
         self._flat: list[Tensor] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
@@ -56,6 +67,8 @@ class DenseReplica:
                 if (at - begin) * flat.element_size() >= enough or at == len(flat):
                     self.buckets.append(Bucket(flat[begin:at], inside))
                     begin, inside = at, []
+        if late_ones:
+            self.buckets.sort(key=lambda b: (not late_ones.isdisjoint(b.parameters), -b.nbytes))
 
     def clear(self) -> None:
         """Zeroes the gradients and makes sure that the parameters' `grad` are still ours."""

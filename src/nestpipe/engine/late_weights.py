@@ -33,6 +33,11 @@ class LateWeights:
         for layer in self.layers:
             layer.__dict__["late_weights"] = self
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Of the layers that may wait."""
+        return [parameter for layer in self.layers for parameter in layer.parameters()]
+
     @contextlib.contextmanager
     def keep(self) -> Iterator[None]:
         """Around the forward and backward pass of a micro-batch: within it, weights may wait."""
