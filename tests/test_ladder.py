@@ -20,6 +20,7 @@ from nestpipe.lab.ladder import (
     Ladder,
     Rung,
     RunningRung,
+    cause,
     ladders,
     load_ladder,
     run_ladder,
@@ -204,3 +205,31 @@ def test_lab_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{name}: 2 hosts, links 100mbit" in capsys.readouterr().out
     assert main(["lab", "down"]) == 0 and f"{name} removed" in capsys.readouterr().out
     assert subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout == before
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "loading\n[rank1]: ValueError: no such table\nraise ChildFailedError(\n",
+            "[rank1]: ValueError: no such table",
+        ),
+        (
+            "Traceback\nnestpipe.comm.errors.PeerLost: rank 0 lost rank 1\nChildFailedError: \n",
+            "nestpipe.comm.errors.PeerLost: rank 0 lost rank 1",
+        ),
+        (
+            "raise ChildFailedError(\n  exitcode: -11 (pid: 7)\n  Signal 11 (SIGSEGV) received by PID 7\n",
+            "exitcode: -11 (pid: 7)",
+        ),
+        (
+            "terminate called\n  what():  [pair.cc] Connection closed\nraise ChildFailedError(\n",
+            "what():  [pair.cc] Connection closed",
+        ),
+        ("one\ntwo\n\n", "two"),
+        ("", "no word"),
+    ],
+)
+def test_a_failed_rung_is_told_by_its_cause(log: str, said: str) -> None:
+    """Promise: of a launcher's pages of words the one line that says what went wrong."""
+    assert cause(log) == said

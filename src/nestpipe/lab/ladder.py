@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -243,10 +244,20 @@ class RunningRung:
 
     def _failed(self) -> BenchError:
         self._log.seek(0)
-        lines = self._log.read().splitlines()
-        told = [line for line in lines if "Error" in line] or lines or ["no word"]
         code = next((process.returncode for process in self._processes if process.returncode), 0)
-        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {told[0].strip()}")
+        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {cause(self._log.read())}")
+
+
+def cause(log: str) -> str:
+    """The line of a failed launch that says most: a worker's own error, a worker ended by a signal, or the last word."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]
+    signals = [line for line in lines if _SIGNAL.search(line)]
+    return (errors or signals or lines[-1:] or ["no word"])[0]
+
+
+_ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*ChildFailedError)[\w.]*(Error|Exception|Lost|EnforceNotMet)\b.*:")
+_SIGNAL = re.compile(r"what\(\):|exitcode: -\d+|Signal \d+")
 
 
 def _end_with_parent() -> None:
