@@ -245,7 +245,10 @@ class RunningRung:
     def _failed(self) -> BenchError:
         self._log.seek(0)
         code = next((process.returncode for process in self._processes if process.returncode), 0)
-        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {cause(self._log.read())}")
+        log = self._log.read()
+        kept = Path(tempfile.gettempdir()) / f"nestpipe-bench-{os.getpid()}.log"
+        kept.write_text(log)
+        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {cause(log)} (all it said: {kept})")
 
 
 def cause(log: str) -> str:
@@ -257,7 +260,7 @@ def cause(log: str) -> str:
 
 
 _ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*ChildFailedError)[\w.]*(Error|Exception|Lost|EnforceNotMet)\b.*:")
-_SIGNAL = re.compile(r"what\(\):|exitcode: -\d+|Signal \d+")
+_SIGNAL = re.compile(r"^what\(\):|exitcode: -\d+|Signal \d+")
 
 
 def _end_with_parent() -> None:
