@@ -6,8 +6,8 @@ Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0
 versions say they use: those grow with every new key, by its index entry and its whereabouts.  It is looked at every ten seconds
 or so, after a run has given back what malloc held for nothing.  Of the last third of the looks against the second, three things
 must not be more than 2 % higher: the median of resident memory, what nine of ten looks stay below, and the median of what is in
-use by malloc's own account (which has the tables' indexes in it, not their rows and keys).  The highest look of each third is
-printed too; a batch that is read at that moment moves it by 5 % either way.
+use by malloc's own account, without the indexes of tables, which lie in it (rows and keys do not).  The highest look of each
+third is printed too; a batch that is read at that moment moves it by 5 % either way.
 """
 
 from __future__ import annotations

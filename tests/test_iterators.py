@@ -10,6 +10,7 @@ import torch
 from nestpipe import Adam, Batch, KeyedJaggedTensor, TrainPipeline, World
 from nestpipe.schedule import BUILDERS
 from test_schedules import Model, batches, slow_storage
+from workers import run_once
 
 
 class Restarting:
@@ -116,3 +117,47 @@ def test_a_lookup_between_steps_sees_the_last_step() -> None:
                 seen[schedule].append(float(pipeline.model(next(batches([[[1, 2, 3]]], 0)))[0]))
         pipeline.close()
     assert seen["serial"] == seen["dbp"]
+
+
+@pytest.mark.parametrize("schedule", ["dbp", "fwp", "nested"])
+def test_after_an_error_nothing_is_trained_any_more(schedule: str) -> None:
+    """Promise: who goes on after a batch that was refused is told again; no batch that was read ahead is lost without a word."""
+    pipeline, data = single(schedule), Hostile(9)
+    with pytest.raises(KeyError):
+        while pipeline.progress(data):
+            pass
+    with pytest.raises(KeyError, match="no feature 'f'"):
+        pipeline.progress(data)
+    pipeline.close()
+
+
+def test_serial_may_leave_out_a_batch_that_cannot_be_looked_up() -> None:
+    pipeline, data = single("serial"), Hostile(9)
+    steps = errors = 0
+    while True:
+        try:
+            if pipeline.progress(data) is None:
+                break
+            steps += 1
+        except KeyError:
+            errors += 1
+    pipeline.close()
+    assert (steps, errors) == (8, 1)
+
+
+def end_before(world: World) -> str:
+    """Worker 1's data is over when worker 0 comes to a batch that it refuses."""
+    model = Model()
+    pipeline = TrainPipeline(model, torch.optim.Adam(model.parameters(), 0.1), Adam(0.1), world=world)
+    data = Hostile(9) if world.rank == 0 else Restarting(3)
+    try:
+        while pipeline.progress(data):
+            pass
+    except Exception as error:
+        return type(error).__name__
+    return "ended"
+
+
+def test_a_refused_batch_is_not_the_end_of_the_data() -> None:
+    """Promise: nobody takes a run that failed for one that is done."""
+    assert run_once(2, end_before, timeout=2.0) == ["KeyError", "PeerLost"]

@@ -205,6 +205,7 @@ class TrainPipeline:
             )
         if self._closed:
             raise RuntimeError("this pipeline was closed: make a new TrainPipeline to train on")
+        self.engine.raise_failure()
         if self._source is not None and batches is not self._source and self.schedule in LOOKING_AHEAD:
             raise ValueError(
                 f"progress got another iterator while {self.schedule!r} has read ahead from the last one: go on with that one "
@@ -236,8 +237,6 @@ class TrainPipeline:
             self._flights.clear()
             self._start = number
             self._source, self._exhausted = None, False
-            if flight.refused is not None:
-                raise flight.refused
             return None
         self.next_batch += 1
         flight.windows = []  # its rows have arrived and its gradients left

@@ -15,7 +15,7 @@ import numpy as np
 
 LEAST_BYTES = 1 << 12
 PATIENCE = 2_000
-"""A block that nobody used for so many requests is given back: it was needed once, when batches met by chance."""
+"""A block that nobody has asked for in so many requests is given back: it was needed once, when batches met by chance."""
 
 
 class _Block:

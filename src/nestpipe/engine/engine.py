@@ -82,12 +82,12 @@ class Engine:
             # What stands behind an action of the caller's is issued before that runs: it waits on its own lane.
             if mine is not None:
                 self._perform(mine, flights[mine.batch])
-                self._raise_failure()
+                self.raise_failure()
             self._done[action.name] = Done()
             mine = action
         if mine is not None:
             self._perform(mine, flights[mine.batch])
-            self._raise_failure()
+            self.raise_failure()
 
     def replace(self, **stages: StageFunction) -> None:
         """Other functions for some stages: to measure a step without them, or to break it on purpose."""
@@ -96,7 +96,7 @@ class Engine:
     def settle(self) -> None:
         """Waits until everything that was issued is done."""
         self._wait()
-        self._raise_failure()
+        self.raise_failure()
 
     def _wait(self) -> None:
         for done in list(self._done.values()):
@@ -129,9 +129,10 @@ class Engine:
             lane.close()
         self._lanes = {}
         if not self._told:
-            self._raise_failure()
+            self.raise_failure()
 
-    def _raise_failure(self) -> None:
+    def raise_failure(self) -> None:
+        """What has gone wrong before, if anything has: with lanes nothing runs after it."""
         if self._failure is not None:
             self._told = True
             raise self._failure

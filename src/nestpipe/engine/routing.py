@@ -49,7 +49,7 @@ class Routes:
     samples: int
     """Samples of the whole global batch."""
     ended: bool
-    """No worker had data: the training data has ended."""
+    """The training data of every worker has ended."""
 
 
 def route(windows: list[Window], terms: float, samples: int, micros: int, exchange: Exchange) -> Routes:
@@ -72,12 +72,12 @@ def route(windows: list[Window], terms: float, samples: int, micros: int, exchan
         owned,
         terms=float(headers_in[:, 0].contiguous().view(torch.float64).sum()),
         samples=int(samples_of.clamp(min=0).sum()),
-        ended=bool((samples_of < 0).all()),
+        ended=bool((samples_of == NO_DATA).all()),
     )
 
 
-NO_DATA = -1
-"""In place of the number of samples: this worker's data has ended."""
+NO_DATA, REFUSED = -1, -2
+"""In place of the number of samples: this worker's data has ended; it has a batch that it cannot train, and will say so."""
 
 
 def _headers(windows: list[Window], terms: float, samples: int, micros: int, workers: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from nestpipe.engine.blocks import Blocks
 from nestpipe.engine.buffers import Buffers
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.lookups import GroupLookups
-from nestpipe.engine.routing import NO_DATA, Routes, route
+from nestpipe.engine.routing import NO_DATA, REFUSED, Routes, route
 from nestpipe.engine.staleness import Ledger
 from nestpipe.engine.window_room import WindowRoom, window_bytes
 from nestpipe.keys.dedup import intersect_pairs
@@ -82,7 +82,9 @@ class SparseStages:
 
     def route(self, flight: Flight, exchange: Exchange | None = None) -> None:
         """Tells the owners what is planned; afterwards the flight knows whether the data has ended."""
-        samples = sum(len(m) for m in flight.micros) if flight.has_data else NO_DATA
+        samples = (
+            sum(len(m) for m in flight.micros) if flight.has_data else NO_DATA if flight.refused is None else REFUSED
+        )
         terms = sum(m.terms() for m in flight.micros)
         flight.routes = route(flight.planned, terms, samples, flight.micro_batches, exchange or self._route_exchange)
         flight.planned = []

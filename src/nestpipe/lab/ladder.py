@@ -246,21 +246,26 @@ class RunningRung:
         self._log.seek(0)
         code = next((process.returncode for process in self._processes if process.returncode), 0)
         log = self._log.read()
-        kept = Path(tempfile.gettempdir()) / f"nestpipe-bench-{os.getpid()}.log"
-        kept.write_text(log)
-        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {cause(log)} (all it said: {kept})")
+        with tempfile.NamedTemporaryFile("w", prefix="nestpipe-bench-", suffix=".log", delete=False) as kept:
+            kept.write(log)
+        return BenchError(
+            f"rung {self.rung.name!r} failed with exit code {code}: {cause(log)} (all it said: {kept.name})"
+        )
 
 
 def cause(log: str) -> str:
-    """The line of a failed launch that says most: a worker's own error, a worker ended by a signal, or the last word."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    """The line of a failed launch that says most: a worker's own error, what ended a worker, or the last word."""
+    lines = [line.strip() for line in log.splitlines() if _WORD.search(line)]
     errors = [line for line in lines if _ERROR.match(line)]
-    signals = [line for line in lines if _SIGNAL.search(line)]
-    return (errors or signals or lines[-1:] or ["no word"])[0]
+    lost = [line for line in errors if "PeerLost" in line]  # somebody else's fault
+    ends = [line for line in lines if _END.search(line)]
+    return ([e for e in errors if e not in lost] or ends or lost or lines[-1:] or ["no word"])[0]
 
 
-_ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*ChildFailedError)[\w.]*(Error|Exception|Lost|EnforceNotMet)\b.*:")
-_SIGNAL = re.compile(r"^what\(\):|exitcode: -\d+|Signal \d+")
+_WORD = re.compile(r"\w")
+_ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*(ChildFailedError|Warning\b))([a-z_]\w*\.)*[A-Z]\w*(?:[a-z]\w*:\s|Error$)")
+"""As Python ends a traceback: a class, which has capital and small letters, and what it says."""
+_END = re.compile(r"^what\(\):|: error: |exitcode\s*: -\d+|Signal \d+")
 
 
 def _end_with_parent() -> None:
