@@ -53,13 +53,13 @@ class Deep(nn.Module):
 
 @contextmanager
 def small_buckets() -> Iterator[None]:
-    """Every layer gets a bucket of its own, and late ones are divided."""
-    kept = dense.LEAST_BYTES, dense.BUCKETS, dense.LATE_BUCKETS, dense.ROWS_AT_ONCE
-    dense.LEAST_BYTES, dense.BUCKETS, dense.LATE_BUCKETS, dense.ROWS_AT_ONCE = 4, 100, 7, 2
+    """Every layer gets a bucket of its own."""
+    kept = dense.LEAST_BYTES, dense.BUCKETS
+    dense.LEAST_BYTES, dense.BUCKETS = 4, 100
     try:
         yield
     finally:
-        dense.LEAST_BYTES, dense.BUCKETS, dense.LATE_BUCKETS, dense.ROWS_AT_ONCE = kept
+        dense.LEAST_BYTES, dense.BUCKETS = kept
 
 
 def make(

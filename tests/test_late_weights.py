@@ -6,11 +6,10 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -20,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from nestpipe import LateLinear, LateStack
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
-from nestpipe.engine import dense
 from nestpipe.engine.dense import DenseReplica
 from nestpipe.engine.late_weights import LateWeights
 
@@ -39,7 +37,7 @@ class Trial:
         self.model = model.double()
         self.plain = copy.deepcopy(model)
         self.late = LateWeights(self.model)
-        self.dense = DenseReplica(self.model.parameters(), Exchange(World.single(), "dense"), self.late.parameters)
+        self.dense = DenseReplica(self.model.parameters(), Exchange(World.single(), "dense"))
         self.dense.clear()
         self.made: list[int] = []
 
@@ -311,29 +309,3 @@ def test_a_parameter_that_was_frozen_when_the_pipeline_was_made() -> None:
     trial._passes(trial.model, (torch.randn(4, 3),), lambda model, x: model(x))
     with pytest.raises(RuntimeError, match="make a new TrainPipeline"):
         trial.make()
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
-    st.integers(4, 4000),
-    st.integers(1, 16),
-)
-def test_every_gradient_lies_in_one_bucket(shapes: list[tuple[int, int, bool]], least: int, rows: int) -> None:
-    """Promise: late weights may be divided by rows; nothing is left out, nothing is there twice, nobody else is divided."""
-    model = nn.ModuleList([(LateLinear if late else nn.Linear)(i, o) for i, o, late in shapes])
-    model.register_parameter("scalar", nn.Parameter(torch.zeros(())))
-    late = [p for m in model if isinstance(m, LateLinear) for p in m.parameters()]
-    with mock.patch.multiple(dense, LEAST_BYTES=least, ROWS_AT_ONCE=rows):
-        replica = DenseReplica(model.parameters(), Exchange(World.single(), "dense"), late)
-    replica.clear()
-    for number, bucket in enumerate(replica.buckets):
-        for part in bucket.parts:
-            assert part.parameter.grad is not None
-            (part.parameter.grad if part.rows == slice(None) else part.parameter.grad[part.rows]).add_(number + 1)
-            assert part.rows == slice(None) or part.parameter in set(late)
-        assert torch.equal(bucket.flat, torch.full_like(bucket.flat, number + 1))
-    assert all(bool((p.grad > 0).all()) for p in model.parameters())  # type: ignore[operator]
-    assert sum(len(bucket.flat) for bucket in replica.buckets) == sum(p.numel() for p in model.parameters())
-    is_late = [not set(late).isdisjoint(bucket.parameters) for bucket in replica.buckets]
-    assert is_late == sorted(is_late)

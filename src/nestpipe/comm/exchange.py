@@ -8,7 +8,7 @@ size, so pairs cut it the same way and nobody has to agree.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -78,26 +78,14 @@ class Exchange:
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
         """In place; every worker ends with the same bits."""
-        self.begin_all_reduce(tensor, op)()
-
-    def begin_all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> Callable[[], None]:
-        """The same, on its way; what is returned waits for it."""
         if self.world.size == 1:
-            return lambda: None
+            return
         try:
-            work = dist.all_reduce(tensor, op, group=self.group, async_op=True)
+            dist.all_reduce(tensor, op, group=self.group)
         except RuntimeError as error:
             raise self._lost(None, error) from None
         ring = 2 * (self.world.size - 1) / self.world.size
         self.traffic.add(int(ring * tensor.numel() * tensor.element_size()), 1)
-
-        def wait() -> None:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self._lost(None, error) from None
-
-        return wait
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         pieces: list[Tensor] = []

@@ -1,18 +1,16 @@
 """The dense side of one worker: a replica of the model's parameters whose gradients lie in one flat buffer per dtype.
 
 The buffer is divided into buckets, last parameters first, because a backward pass finishes those first: a bucket can be summed
-over the workers while the rest is still being computed.  What is in a bucket depends on the model alone, since with more than two
-workers the division decides in which order numbers are added.
+over the workers while the rest is still being computed.  Which bucket a parameter is in depends on the model alone, since with
+more than two workers the division decides in which order numbers are added.
 
-Where gradients are made after the backward passes, bucket by bucket, a weight may lie in several, some of its rows in each, and
-their order is ours: those that are there already come first, then the largest.  So the link is fed early and evenly, and what is
-left to send at the end is little.
+Where gradients are made after the backward passes, bucket by bucket, their order is ours: those that are there already come
+first, then the largest, so that the link is fed early and what is left to send at the end is little.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,23 +19,10 @@ from torch import Tensor, nn
 from nestpipe.comm.exchange import Exchange
 from nestpipe.tables import kernels
 
-BUCKETS, LATE_BUCKETS = 4, 8
-"""As many as this where gradients are large enough; more of them where they are made one by one."""
+BUCKETS = 4
+"""As many as this where gradients are large enough."""
 LEAST_BYTES, MOST_BYTES = 1 << 18, 25 << 20
-"""Of a bucket."""
-ROWS_AT_ONCE = 16
-"""A weight is divided after so many rows, or a multiple: matrix products like it."""
-IN_FLIGHT = 2
-"""Sums over the workers on their way at a time: while one waits for an answer, another has the link."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some rows of a parameter."""
-
-    parameter: nn.Parameter
-    rows: slice
-    """slice(None) where it may not be divided."""
+"""Of a bucket; a parameter is never divided."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +30,7 @@ class Bucket:
     """Gradients that are summed together, and whose they are."""
 
     flat: Tensor
-    parts: list[Part]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [part.parameter for part in self.parts]
+    parameters: list[nn.Parameter]
 
     @property
     def nbytes(self) -> int:
@@ -64,32 +45,33 @@ class DenseReplica:
     ) -> None:
         """`late`: those whose gradients are made after the backward passes."""
         self.parameters = [p for p in parameters if p.requires_grad]
+        late_ones = set(late)
         self.exchange = exchange
         self._flat: list[Tensor] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
-        self._sums: deque[Callable[[], None]] = deque()
-        """What waits for sums that are on their way, in their order."""
         self.buckets: list[Bucket] = []
-        late_ones = set(late)
         by_dtype: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for p in reversed(self.parameters):
             by_dtype.setdefault((p.dtype, p.device), []).append(p)
         total = sum(p.numel() * p.element_size() for p in self.parameters)
-        enough = min(MOST_BYTES, max(LEAST_BYTES, total // (LATE_BUCKETS if late_ones else BUCKETS)))
+        enough = min(MOST_BYTES, max(LEAST_BYTES, total // BUCKETS))
         for (dtype, device), members in by_dtype.items():
             flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=device)
             self._flat.append(flat)
-            at = 0
+            at = begin = 0
+            inside: list[nn.Parameter] = []
             for p in members:
                 self._views.append((p, flat[at : at + p.numel()].view_as(p)))
                 at += p.numel()
-            self.buckets += _divide(flat, members, late_ones, enough)
+                inside.append(p)
+                if (at - begin) * flat.element_size() >= enough or at == len(flat):
+                    self.buckets.append(Bucket(flat[begin:at], inside))
+                    begin, inside = at, []
         if late_ones:
             self.buckets.sort(key=lambda b: (not late_ones.isdisjoint(b.parameters), -b.nbytes))
 
     def clear(self) -> None:
         """Zeroes the gradients and makes sure that the parameters' `grad` are still ours."""
-        self._sums.clear()  # of a batch that failed
         for flat in self._flat:
             flat.zero_()
         for parameter, view in self._views:
@@ -104,13 +86,9 @@ class DenseReplica:
                 )
 
     def reduce(self, bucket: int) -> None:
-        """Begins to sum the gradients of all workers.  After the last bucket's all are summed, the same bits everywhere."""
-        if not self.buckets:
-            return
-        self._sums.append(self.exchange.begin_all_reduce(self.buckets[bucket].flat))
-        left = IN_FLIGHT - 1 if bucket < len(self.buckets) - 1 else 0
-        while len(self._sums) > left:
-            self._sums.popleft()()
+        """Sums the gradients of all workers.  Afterwards they are the same bits everywhere."""
+        if self.buckets:
+            self.exchange.all_reduce(self.buckets[bucket].flat)
 
     def sum_of_squares(self) -> float:
         return float(sum(_sum_of_squares(flat) for flat in self._flat))
@@ -118,29 +96,6 @@ class DenseReplica:
     def scale(self, factor: float) -> None:
         for flat in self._flat:
             flat.mul_(factor)
-
-
-def _divide(flat: Tensor, members: list[nn.Parameter], late: set[nn.Parameter], enough: int) -> list[Bucket]:
-    """Buckets of at least `enough` bytes, but for the last; only weights in `late` may lie in several."""
-    buckets: list[Bucket] = []
-    parts: list[Part] = []
-    at = begin = 0
-    for parameter in members:
-        divisible = parameter in late and parameter.dim() == 2
-        for rows in _runs_of_rows(len(parameter)) if divisible else [slice(None)]:
-            if parts and parts[-1].parameter is parameter:
-                parts[-1] = Part(parameter, slice(parts[-1].rows.start, rows.stop))
-            else:
-                parts.append(Part(parameter, rows))
-            at += parameter.detach()[rows].numel() if divisible else parameter.numel()
-            if (at - begin) * flat.element_size() >= enough or at == len(flat):
-                buckets.append(Bucket(flat[begin:at], parts))
-                begin, parts = at, []
-    return buckets
-
-
-def _runs_of_rows(count: int) -> list[slice]:
-    return [slice(first, min(first + ROWS_AT_ONCE, count)) for first in range(0, count, ROWS_AT_ONCE)]
 
 
 def _sum_of_squares(flat: Tensor) -> float:

@@ -7,14 +7,14 @@ micro-batch by micro-batch in their order, under every schedule alike.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nestpipe.engine.dense import Bucket, Part
+from nestpipe.engine.dense import Bucket
 from nestpipe.late_layers import LateLinear, LateStack
 
 Kept = tuple[Tensor, Tensor | None, int, int]
@@ -68,14 +68,10 @@ class LateWeights:
 
     def make(self, buckets: Sequence[Bucket], made: Callable[[int], None]) -> None:
         """Adds what was kept to the parameters' gradients, bucket by bucket, and says of each when it is final."""
-        left = Counter(part.parameter for bucket in buckets for part in bucket.parts)
         for number, bucket in enumerate(buckets):
-            for part in bucket.parts:
-                for kept in self._kept.get(part.parameter, ()):
-                    _add_to(part, *kept)
-                left[part.parameter] -= 1
-                if not left[part.parameter]:
-                    self._kept.pop(part.parameter, None)
+            for parameter in bucket.parameters:
+                for kept in self._kept.pop(parameter, ()):
+                    _add_to(parameter, *kept)
             made(number)
         if self._kept:
             raise RuntimeError(
@@ -93,15 +89,14 @@ class LateWeights:
         return type(None), ()
 
 
-def _add_to(part: Part, grad: Tensor, input: Tensor | None, grad_version: int, input_version: int) -> None:
+def _add_to(parameter: nn.Parameter, grad: Tensor, input: Tensor | None, grad_version: int, input_version: int) -> None:
     if grad._version != grad_version or (input is not None and input._version != input_version):
         raise RuntimeError(
             "the input or the gradient of a late layer was changed in place after its backward pass: "
             "set pipeline.late_weights = false, or use nn.Linear"
         )
-    total = part.parameter.grad
-    assert total is not None
+    assert parameter.grad is not None
     if input is None:
-        total.add_(grad.sum(0))
+        parameter.grad.add_(grad.sum(0))
     else:
-        total[part.rows].addmm_(grad[:, part.rows].t(), input)
+        parameter.grad.addmm_(grad.t(), input)

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ class SilentExchange(Exchange):
             for tensor in tensors:
                 tensor.zero_()
 
-    def begin_all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> Callable[[], None]:
-        return lambda: None
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
+        pass
 
 
 def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
