@@ -4,10 +4,9 @@
 
 Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0's without what its tables and the ledger of
 versions say they use: those grow with every new key, by its index entry and its whereabouts.  It is looked at every ten seconds
-or so, after a run has given back what malloc held for nothing.  Of the last third of the looks against the second, three things
-must not be more than 2 % higher: the median of resident memory, what nine of ten looks stay below, and the median of what is in
-use by malloc's own account, without the indexes of tables, which lie in it (rows and keys do not).  The highest look of each
-third is printed too; a batch that is read at that moment moves it by 5 % either way.
+or so, after a run has given back what malloc held for nothing.  Three things must not be more than 2 % higher in the last third
+of the time than in the second: the median of resident memory, its highest, and the median of what is in use by malloc's own
+account, without the indexes of tables, which lie in it (rows and keys do not).
 """
 
 from __future__ import annotations
@@ -71,12 +70,9 @@ def watch(process: subprocess.Popen[bytes], metrics: Path, until: float) -> int:
     print("resident:                    " + " ".join(f"{mb:.0f}" for mb in resident[::10]))
     print(f"{lines[-1]['step']} steps with every read verified and none stale")
     in_use = compare("in use by malloc's account beside indexes, median", used, np.median)
-    compare("resident beside tables and ledger, highest", resident, np.max)
-    most = compare(
-        "resident beside tables and ledger, nine of ten below", resident, lambda part: np.quantile(part, 0.9)
-    )
+    highest = compare("resident beside tables and ledger, highest", resident, np.max)
     median = compare("resident beside tables and ledger, median", resident, np.median)
-    return int(max(in_use, most, median) > 0.02)
+    return int(max(in_use, highest, median) > 0.02)
 
 
 def compare(what: str, series: np.ndarray, of: Callable[[np.ndarray], float]) -> float:
