@@ -146,8 +146,29 @@ def plain_relative_bias(place: Tensor, time: Tensor, bucket: Tensor, lengths: Te
     return torch.where(seen, place[distance] + time[bucket.long()], torch.zeros((), dtype=place.dtype))
 
 
-def plain_indexed_dots(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
-    return (queries[:, None, :] * rows[index.long()]).sum(-1)
+def plain_indexed_cosines(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
+    unit_queries, unit_rows = (x / x.norm(dim=1, keepdim=True).clamp_min(1e-6) for x in (queries, rows))
+    return (unit_queries[:, None, :] * unit_rows[index.long()]).sum(-1)
+
+
+def plain_gated_attention(
+    mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
+) -> Tensor:
+    """Sample by sample and head by head."""
+    bias = plain_relative_bias(by_place, by_time, bucket, lengths)
+    found = []
+    for b, tokens in enumerate(torch.split(mixed, lengths.tolist())):
+        n, width = tokens.shape[0], tokens.shape[1] // (4 * heads)
+        u, v, q, k = (tokens * torch.sigmoid(tokens)).view(n, 4, heads, width).permute(1, 2, 0, 3)
+        parts = []
+        for h in range(heads):
+            scores = q[h] @ k[h].T + bias[b, :n, :n]
+            parts.append(torch.tril(scores * torch.sigmoid(scores) * scale) @ v[h])
+        a = torch.cat(parts, dim=1)
+        centred = a - a.mean(1, keepdim=True)
+        normed = centred / (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
+        found.append(torch.cat(list(u), dim=1) * normed)
+    return torch.cat(found)
 
 
 def plain_interact(first: Tensor | None, others: Tensor) -> Tensor:
@@ -161,8 +182,8 @@ def plain_kernels() -> Iterator[None]:
     """While entered, the models compute with plain torch in place of our kernels."""
     with (
         mock.patch("nestpipe.models.hstu.time_buckets", plain_time_buckets),
-        mock.patch("nestpipe.models.hstu.relative_bias", plain_relative_bias),
-        mock.patch("nestpipe.models.sampled_softmax.indexed_dots", plain_indexed_dots),
+        mock.patch("nestpipe.models.hstu.gated_attention", plain_gated_attention),
+        mock.patch("nestpipe.models.sampled_softmax.indexed_cosines", plain_indexed_cosines),
         mock.patch("nestpipe.models.dlrm.interact", plain_interact),
     ):
         yield

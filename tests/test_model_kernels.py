@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
+import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -11,7 +15,8 @@ import oracle
 import samples
 from nestpipe import Batch, KeyedJaggedTensor
 from nestpipe.data.jagged import JaggedTensor
-from nestpipe.models import interaction, relative_bias, sampled_softmax
+from nestpipe.models import attention, interaction, relative_bias, sampled_softmax
+from nestpipe.models.sigmoid import sigmoid
 from oracle import distance
 
 CLOSE = 1e-12
@@ -44,18 +49,23 @@ def test_relative_bias_in_three_ways(lengths: list[int], seed: int) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 5), st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**31 - 1))
-def test_indexed_dots_in_three_ways(queries: int, each: int, dim: int, seed: int) -> None:
-    """Promise: the kernel, what a device runs, and plain torch give the same dots and the same gradients."""
+@given(st.integers(0, 5), st.integers(1, 4), st.integers(2, 9), st.booleans(), st.integers(0, 2**31 - 1))
+@example(3, 2, 4, True, 0)
+def test_indexed_cosines_in_three_ways(queries: int, each: int, dim: int, tiny: bool, seed: int) -> None:
+    """Promise: the kernel, what a device runs, and plain torch give the same cosines and the same gradients, also of vectors
+    that are too short to have a direction.  (In one dimension every gradient is 0, and so is nothing but rounding.)"""
     torch.manual_seed(seed)
-    q = torch.randn(queries, dim, dtype=torch.float64, requires_grad=True)
-    rows = torch.randn(4, dim, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(queries, dim, dtype=torch.float64)
+    rows = torch.randn(4, dim, dtype=torch.float64)
+    if tiny:
+        q[::2] *= 1e-9
+        rows[0] = 0
+    q.requires_grad_(), rows.requires_grad_()
     index = torch.randint(0, 4, (queries, each), dtype=torch.int32)
-    found, wanted = sampled_softmax.indexed_dots(q, rows, index), oracle.plain_indexed_dots(q, rows, index)
-    on_device = sampled_softmax._dots_with_torch(q, rows, index)
+    ways = sampled_softmax.indexed_cosines, oracle.plain_indexed_cosines, sampled_softmax._cosines_with_torch
+    (found, wanted, on_device) = (way(q, rows, index) for way in ways)
     grad = torch.randn_like(found)
-    ours, theirs = (torch.autograd.grad(out, [q, rows], grad) for out in (found, wanted))
-    device = sampled_softmax._dots_backward_with_torch(grad, q.detach(), rows.detach(), index)
+    ours, theirs, device = (torch.autograd.grad(out, [q, rows], grad) for out in (found, wanted, on_device))
     for a, b in [(found, wanted), (on_device, wanted), *zip(ours, theirs), *zip(device, theirs)]:
         assert distance(a.detach().numpy(), b.detach().numpy()) <= CLOSE
 
@@ -92,6 +102,55 @@ def test_what_does_not_interact_is_refused_and_numbers_are_promoted() -> None:
             interaction.interact(torch.ones(wrong), torch.ones(2, 3, 4))
     found = interaction.interact(torch.ones(2, 4, dtype=torch.float64), torch.ones(2, 3, 4))
     assert found.dtype == torch.float64 and found[0, 4:].tolist() == [4.0] * 6
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(1, 10),
+    st.integers(0, 2**31 - 1),
+)
+@example([9, 1, 4], 2, 3, 4, 0)
+def test_attention_in_three_ways(lengths: list[int], heads: int, width: int, block: int, seed: int) -> None:
+    """Promise: the kernels in blocks of any size, what a device runs, and plain torch attend alike and pass back alike."""
+    torch.manual_seed(seed)
+    n, count = max(lengths), torch.tensor(lengths)
+    bucket = torch.randint(0, relative_bias.TIME_BUCKETS + 1, (len(lengths), n, n), dtype=torch.int16)
+    mixed = torch.randn(sum(lengths), 4 * heads * width, dtype=torch.float64, requires_grad=True)
+    biases = [
+        torch.randn(size, dtype=torch.float64, requires_grad=True) for size in (17, relative_bias.TIME_BUCKETS + 1)
+    ]
+    ways = attention.gated_attention, oracle.plain_gated_attention, attention._attention_with_torch
+    with mock.patch.object(attention, "_BLOCK", block):
+        outs = [way(mixed, *biases, bucket, count, heads, 0.1) for way in ways]
+        grad = torch.randn_like(outs[0])
+        found, wanted, on_device = ([out, *torch.autograd.grad(out, [mixed, *biases], grad)] for out in outs)
+    for a, b, c in zip(found, wanted, on_device):
+        assert distance(a.detach().numpy(), b.detach().numpy()) <= 1e-9
+        assert distance(c.detach().numpy(), b.detach().numpy()) <= 1e-9
+
+
+def test_sigmoid_in_registers() -> None:
+    """Promise: the kernels' sigmoid is good to 2 units in the last place, everywhere, and passes a NaN on."""
+    x = np.concatenate([np.linspace(-87, 87, 100_001), [0, -0.0, 1e30, -1e30, np.inf, -np.inf, 1e-30, np.nan]])
+    for dtype, close in ((np.float32, 3e-7), (np.float64, 1e-15)):
+        given_ = x.astype(dtype)
+        found = _sigmoids(given_)
+        wanted = torch.from_numpy(given_).double().sigmoid().numpy()
+        least = 1e-38 if dtype is np.float32 else 0.0
+        away = np.abs(found - wanted)[:-1]
+        assert (away <= close * wanted[:-1] + least).all(), given_[:-1][np.argmax(away - close * wanted[:-1])]
+        assert np.isnan(given_[-1] * found[-1])
+
+
+@numba.njit(fastmath={"contract"}, error_model="numpy")
+def _sigmoids(x):  # type: ignore[no-untyped-def]
+    out = np.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = sigmoid(x[i])
+    return out
 
 
 def test_a_sample_interacts_alike_in_every_micro_batch() -> None:

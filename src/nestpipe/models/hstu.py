@@ -1,8 +1,8 @@
 """HSTU for next-item prediction: pointwise gated attention over a user's history, trained with sampled softmax.
 
-One block, on x [B, n, d]:  u, v, q, k = split(silu(W norm(x)));  a = (silu(q k' + bias) / N, causal) v;
-x + W_o dropout(u * norm(a)).  No softmax in the attention, no feed-forward part.  `bias` is learned per distance in places and
-per logarithmic bucket of the time between the two events.
+One block, on the tokens x [T, d] of all histories, one after the other:  u, v, q, k = split(silu(W norm(x)));
+a = (silu(q k' + bias) / N, causal, within a history) v;  x + W_o dropout(u * norm(a)).  No softmax in the attention, no
+feed-forward part.  `bias` is learned per distance in places and per logarithmic bucket of the time between the two events.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.embedding import EmbeddingCollection
 from nestpipe.late_layers import LateLinear
-from nestpipe.models.relative_bias import TIME_BUCKETS, relative_bias, time_buckets
-from nestpipe.models.sampled_softmax import sampled_softmax_loss
+from nestpipe.models.attention import gated_attention
+from nestpipe.models.relative_bias import TIME_BUCKETS, time_buckets
+from nestpipe.models.sampled_softmax import SHORTEST, sampled_softmax_loss
 from nestpipe.tables.config import TableDefaults
 
 
@@ -50,14 +51,13 @@ class HSTUConfig:
 
 
 class Block(nn.Module):
-    """One HSTU block.  Padding lies at the end of a row and is never seen by real places, which only look back."""
+    """One HSTU block, on tokens without padding."""
 
     def __init__(self, config: HSTUConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.width = config.head_dim or config.dim // config.heads
         self.max_length = config.max_length
-        inner = self.heads * self.width
+        inner = self.heads * (config.head_dim or config.dim // config.heads)
         self.uvqk = nn.utils.skip_init(LateLinear, config.dim, 4 * inner, bias=False)
         with torch.no_grad():
             self.uvqk.weight.copy_(torch.empty(config.dim, 4 * inner).normal_(0, 0.02).t())
@@ -67,15 +67,11 @@ class Block(nn.Module):
         self.place_bias = nn.Parameter(torch.empty(2 * config.max_length - 1).normal_(0, 0.02))
         self.time_bias = nn.Parameter(torch.empty(TIME_BUCKETS + 1).normal_(0, 0.02))
 
-    def forward(self, x: Tensor, bucket: Tensor, lengths: Tensor, causal: Tensor) -> Tensor:
-        batch, n, dim = x.shape
-        mixed = functional.silu(self.uvqk(functional.layer_norm(x, (dim,), eps=1e-6)))
-        u, v, q, k = mixed.view(batch, n, 4, self.heads, self.width).permute(2, 0, 3, 1, 4)
-        bias = relative_bias(self.place_bias, self.time_bias, bucket, lengths)
-        scores = q @ k.transpose(-1, -2) + bias[:, None]
-        attention = functional.silu(scores) * (causal / self.max_length)
-        a = (attention @ v).transpose(1, 2).reshape(batch, n, -1)
-        gated = u.transpose(1, 2).reshape(batch, n, -1) * functional.layer_norm(a, (a.shape[-1],), eps=1e-6)
+    def forward(self, x: Tensor, bucket: Tensor, lengths: Tensor) -> Tensor:
+        mixed = self.uvqk(functional.layer_norm(x, x.shape[1:], eps=1e-6))
+        gated = gated_attention(
+            mixed, self.place_bias, self.time_bias, bucket, lengths, self.heads, 1 / self.max_length
+        )
         return x + self.out(functional.dropout(gated, self.dropout, self.training))
 
 
@@ -103,21 +99,18 @@ class HSTU(nn.Module):
         history, rows = found["history"], found["history"].rows
         lengths = history.lengths
         jagged = JaggedTensor(functional.embedding(history.index, rows), lengths=lengths)
-        sample, place = jagged.places()
-        encoded = self.encode(jagged, features["time"], sample, place)
-        queries = functional.normalize(encoded[sample, place], dim=1, eps=1e-6)
-        last = queries[jagged.offsets()[1:] - 1].detach()
+        queries = self.encode(jagged, features["time"])
+        last = functional.normalize(queries.detach()[jagged.offsets()[1:] - 1], dim=1, eps=SHORTEST)
         if not self.training:
             return queries.new_zeros(()), last
         target, negatives = found["target"].index, found["negatives"].index
         if target.numel() != queries.shape[0]:
             raise ValueError("HSTU trains on one target per history position; 'target' and 'history' differ in length")
-        unit = functional.normalize(rows, dim=1, eps=1e-6)
-        loss = sampled_softmax_loss(queries, unit, target, negatives.view(target.numel(), -1), self.config.temperature)
+        loss = sampled_softmax_loss(queries, rows, target, negatives.view(target.numel(), -1), self.config.temperature)
         return loss, last
 
-    def encode(self, history: JaggedTensor, time: JaggedTensor, sample: Tensor, place: Tensor) -> Tensor:
-        """[B, n, dim] for the padded histories of a batch."""
+    def encode(self, history: JaggedTensor, time: JaggedTensor) -> Tensor:
+        """[T, dim] for the tokens of a batch's histories."""
         lengths = history.lengths()
         longest = int(lengths.max())
         if int(lengths.min()) == 0:
@@ -128,12 +121,10 @@ class HSTU(nn.Module):
             raise ValueError(
                 "HSTU needs the times of a history and of what follows it: 'time' has one entry more than 'history'"
             )
-        dim = self.config.dim
-        values = history.values() * dim**0.5 + functional.embedding(place, self.places)
-        x = values.new_zeros(lengths.numel(), longest, dim)
-        x = x.index_put((sample, place), functional.dropout(values, self.config.dropout, self.training))
-        causal = torch.tril(torch.ones(longest, longest, dtype=x.dtype, device=x.device))
+        _, place = history.places()
+        x = history.values() * self.config.dim**0.5 + functional.embedding(place, self.places)
+        x = functional.dropout(x, self.config.dropout, self.training)
         bucket = time_buckets(time, longest)
         for block in self.blocks:
-            x = block(x, bucket, lengths, causal)
+            x = block(x, bucket, lengths)
         return x

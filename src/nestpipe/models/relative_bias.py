@@ -22,22 +22,20 @@ _THRESHOLDS = np.array(
     [min(math.ceil(math.exp(_LOG_STEP * k)), 2**63 - 1) for k in range(1, TIME_BUCKETS + 1)], np.int64
 )
 """A gap of at least _THRESHOLDS[k-1] seconds is in bucket k or later: int(log(gap) / 0.301) without a logarithm per pair."""
-_BUCKET_AT_BITS = np.array([int(np.searchsorted(_THRESHOLDS, 2**bits, side="right")) for bits in range(63)], np.int64)
 
 
 @numba.njit(nogil=True, cache=True)
-def _buckets(times, offsets, thresholds, at_bits, out):  # type: ignore[no-untyped-def]
+def _buckets(times, offsets, thresholds, out):  # type: ignore[no-untyped-def]
     for b in range(out.shape[0]):
         start = offsets[b]
         n = offsets[b + 1] - start - 1
         for i in range(n):
-            now = times[start + i + 1]
+            now, bucket = times[start + i + 1], 0
             for j in range(i + 1):
                 gap = abs(now - times[start + j])
-                bits = 0
-                while bits < 62 and gap >> (bits + 1):
-                    bits += 1
-                bucket = at_bits[bits]
+                # Events are mostly in order, so one bucket is next to the last one.
+                while bucket and gap < thresholds[bucket - 1]:
+                    bucket -= 1
                 while bucket < thresholds.shape[0] and gap >= thresholds[bucket]:
                     bucket += 1
                 out[b, i, j] = bucket
@@ -46,7 +44,7 @@ def _buckets(times, offsets, thresholds, at_bits, out):  # type: ignore[no-untyp
 def time_buckets(time: JaggedTensor, longest: int) -> Tensor:
     """int16 [B, n, n]: the bucket of the time from event j to event i + 1, which is what place i predicts, for j <= i."""
     out = torch.zeros((time.lengths().numel(), longest, longest), dtype=torch.int16)
-    _buckets(time.values().cpu().numpy(), time.offsets().cpu().numpy(), _THRESHOLDS, _BUCKET_AT_BITS, out.numpy())
+    _buckets(time.values().cpu().numpy(), time.offsets().cpu().numpy(), _THRESHOLDS, out.numpy())
     return out.to(time.values().device)
 
 

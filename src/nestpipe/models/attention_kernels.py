@@ -1,0 +1,208 @@
+"""Numba kernels of HSTU's attention on the host, without the GIL.
+
+Tokens lie one after the other, without padding, in `offsets`; one row of `mixed` is a token's u, v, q and k, heads side by side.
+Matrix products want padding: q, k and v are [B * H, n, w], and what they give is *blocked*: for every block of `size` places in
+turn a matrix [B * H, places, w], so that a block is one product's contiguous result.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba.extending import register_jitable
+
+from nestpipe.models.sigmoid import sigmoid
+
+_EPS = 1e-6
+
+
+@register_jitable
+def _blocked(i, n, rows, size):  # type: ignore[no-untyped-def]
+    """For place i: where its block begins, in rows of `w` numbers, and how many places each of its `rows` matrices has."""
+    low = i // size * size
+    return low * rows, min(size, n - low), i - low
+
+
+@register_jitable
+def _slope(x, s):  # type: ignore[no-untyped-def]
+    """The derivative of silu at x, whose sigmoid is s.  (A whole number in it would make it a float64.)"""
+    silu = x * s
+    return s + (silu - silu * s)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def activate(mixed, offsets, qkv):  # type: ignore[no-untyped-def]
+    """qkv[part - 1, b * H + h, i] = silu of a token's values, queries and keys; zeros where a sample has no token."""
+    rows, width = qkv.shape[1], qkv.shape[3]
+    heads = rows // (offsets.shape[0] - 1)
+    for b in range(offsets.shape[0] - 1):
+        length = offsets[b + 1] - offsets[b]
+        for part in range(3):
+            for h in range(heads):
+                start = ((part + 1) * heads + h) * width
+                for i in range(length):
+                    of = mixed[offsets[b] + i, start : start + width]
+                    to = qkv[part, b * heads + h, i]
+                    for d in range(width):
+                        to[d] = of[d] * sigmoid(of[d])
+                qkv[part, b * heads + h, length:] = 0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def activate_backward(mixed, offsets, heads, size, n, by_values, by_queries, by_keys, out):  # type: ignore[no-untyped-def]
+    """Fills a token's values, queries and keys in `out` from the blocked gradients behind silu."""
+    width = mixed.shape[1] // (4 * heads)
+    rows = heads * (offsets.shape[0] - 1)
+    for b in range(offsets.shape[0] - 1):
+        for i in range(offsets[b + 1] - offsets[b]):
+            low, places, at = _blocked(i, n, rows, size)
+            for h in range(heads):
+                row = low + (b * heads + h) * places + at
+                for part in range(3):
+                    grads = by_values if part == 0 else (by_queries if part == 1 else by_keys)
+                    start = ((part + 1) * heads + h) * width
+                    of = mixed[offsets[b] + i, start : start + width]
+                    to = out[offsets[b] + i, start : start + width]
+                    grad = grads[row]
+                    for d in range(width):
+                        s = sigmoid(of[d])
+                        to[d] = grad[d] * _slope(of[d], s)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def weigh(scores, low, by_place, by_time, bucket, offsets, scale, weights, slopes):  # type: ignore[no-untyped-def]
+    """Of the places from `low` on: weights = scale * silu(scores + bias) where a token looks back, 0 elsewhere.
+
+    `scores` is [B * H, places, seen], `weights` [B * H, n, n] and so is `slopes`, unless it is empty: the derivative of weights.
+    """
+    rows, places, seen = scores.shape
+    heads = rows // (offsets.shape[0] - 1)
+    centre = (by_place.shape[0] - 1) // 2
+    bias = np.empty(seen, scores.dtype)
+    with_slopes = slopes.shape[0] > 0
+    for b in range(offsets.shape[0] - 1):
+        length = offsets[b + 1] - offsets[b]
+        for at in range(places):
+            i = low + at
+            back = i + 1 if i < length else 0
+            for j in range(back):
+                bias[j] = by_time[bucket[b, i, j]]
+            near = by_place[centre - i : centre - i + back]
+            for h in range(heads):
+                score, weight = scores[b * heads + h, at], weights[b * heads + h, i]
+                if with_slopes:
+                    slope = slopes[b * heads + h, i]
+                    for j in range(back):
+                        x = score[j] + (bias[j] + near[j])
+                        s = sigmoid(x)
+                        weight[j] = scale * (x * s)
+                        slope[j] = scale * _slope(x, s)
+                    slope[back:seen] = 0
+                else:
+                    for j in range(back):
+                        x = score[j] + (bias[j] + near[j])
+                        weight[j] = scale * (x * sigmoid(x))
+                weight[back:seen] = 0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def weigh_backward(by_weights, low, slopes, bucket, offsets, by_scores, by_place, by_time):  # type: ignore[no-untyped-def]
+    """Of the places from `low` on: by_scores = by_weights * slopes, added to what the biases get (float64, as there are
+    millions of terms for a hundred numbers)."""
+    rows, places, seen = by_weights.shape
+    heads = rows // (offsets.shape[0] - 1)
+    centre = (by_place.shape[0] - 1) // 2
+    sums = np.empty(seen, np.float64)
+    for b in range(offsets.shape[0] - 1):
+        length = offsets[b + 1] - offsets[b]
+        for at in range(places):
+            i = low + at
+            back = i + 1 if i < length else 0
+            sums[:back] = 0
+            for h in range(heads):
+                grad, slope, to = by_weights[b * heads + h, at], slopes[b * heads + h, i], by_scores[b * heads + h, i]
+                for j in range(back):
+                    passed = grad[j] * slope[j]
+                    to[j] = passed
+                    sums[j] += passed
+                to[back:seen] = 0
+            near = by_place[centre - i : centre - i + back]
+            for j in range(back):
+                near[j] += sums[j]
+            for j in range(back):
+                by_time[bucket[b, i, j]] += sums[j]
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def _mean_and_scale(values):  # type: ignore[no-untyped-def]
+    """The mean of a row and one over its standard deviation: what layer norm takes away and multiplies by."""
+    count = values.shape[0]
+    total = values.dtype.type(0)
+    for d in range(count):
+        total += values[d]
+    mean = total / values.dtype.type(count)
+    total = values.dtype.type(0)
+    for d in range(count):
+        total += (values[d] - mean) * (values[d] - mean)
+    return mean, values.dtype.type(1 / np.sqrt(total / count + _EPS))
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def gate(attended, mixed, offsets, n, size, out):  # type: ignore[no-untyped-def]
+    """out = silu(u) * norm(a), token by token; `attended` is blocked."""
+    inner = out.shape[1]
+    width = attended.shape[1]
+    heads = inner // width
+    rows = heads * (offsets.shape[0] - 1)
+    token = np.empty(inner, out.dtype)
+    for b in range(offsets.shape[0] - 1):
+        for i in range(offsets[b + 1] - offsets[b]):
+            low, places, at = _blocked(i, n, rows, size)
+            for h in range(heads):
+                token[h * width : (h + 1) * width] = attended[low + (b * heads + h) * places + at]
+            mean, scale = _mean_and_scale(token)
+            u, to = mixed[offsets[b] + i], out[offsets[b] + i]
+            for d in range(inner):
+                to[d] = u[d] * sigmoid(u[d]) * ((token[d] - mean) * scale)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
+def _norm_backward(grad, normed, scale):  # type: ignore[no-untyped-def]
+    """In place: the gradient before layer norm, from the one behind it."""
+    count = grad.shape[0]
+    mean = grad.dtype.type(0)
+    along = grad.dtype.type(0)
+    for d in range(count):
+        mean += grad[d]
+        along += grad[d] * normed[d]
+    mean /= grad.dtype.type(count)
+    along /= grad.dtype.type(count)
+    for d in range(count):
+        grad[d] = (grad[d] - mean - normed[d] * along) * scale
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def gate_backward(grad, attended, mixed, offsets, size, out, by_attended):  # type: ignore[no-untyped-def]
+    """Fills u's part of `out` and `by_attended` [B * H, n, w], with zeros where a sample has no token."""
+    rows, n, width = by_attended.shape
+    inner = grad.shape[1]
+    heads = inner // width
+    token, by_token = np.empty(inner, grad.dtype), np.empty(inner, grad.dtype)
+    for b in range(offsets.shape[0] - 1):
+        length = offsets[b + 1] - offsets[b]
+        for i in range(length):
+            low, places, at = _blocked(i, n, rows, size)
+            for h in range(heads):
+                token[h * width : (h + 1) * width] = attended[low + (b * heads + h) * places + at]
+            mean, scale = _mean_and_scale(token)
+            g, u, to = grad[offsets[b] + i], mixed[offsets[b] + i], out[offsets[b] + i]
+            for d in range(inner):
+                s = sigmoid(u[d])
+                token[d] = (token[d] - mean) * scale
+                to[d] = g[d] * token[d] * _slope(u[d], s)
+                by_token[d] = g[d] * (u[d] * s)
+            _norm_backward(by_token, token, scale)
+            for h in range(heads):
+                by_attended[b * heads + h, i] = by_token[h * width : (h + 1) * width]
+        for h in range(heads):
+            by_attended[b * heads + h, length:] = 0
