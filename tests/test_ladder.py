@@ -59,6 +59,19 @@ def test_rungs_take_turns(tmp_path: Path) -> None:
     assert [r["ratios"]["slow"]["median"] for r in result["rungs"]] == [1.0, pytest.approx(4.0)]
 
 
+def test_some_rungs_of_a_ladder() -> None:
+    """Promise: with named rungs the others are left out, and so is every comparison that needs them."""
+    whole = load_ladder("dlrm-link")
+    some = whole.only(["nested N=8", "serial N=8", "wire alone N=8"])
+    assert [r.name for r in some.rungs] == ["serial N=8", "nested N=8", "wire alone N=8"]
+    assert whole.limit and not some.limit
+    assert whole.only([]) is whole
+    with pytest.raises(BenchError, match=r"no rung 'nested N=9' in this ladder; it has .*'nested N=8'"):
+        whole.only(["nested N=9"])
+    disk = load_ladder("dlrm-disk")
+    assert disk.hides and not disk.only([disk.rungs[0].name]).hides
+
+
 def test_a_ladder_compares_the_slowest_workers() -> None:
     result = run_ladder(ladder(rung("one"), rung("two", step_s=0.02), workers=2), [], 2, lambda done, what: None)
     assert [r["step_ms"] for r in result["rungs"]] == [pytest.approx(20.0), pytest.approx(40.0)]

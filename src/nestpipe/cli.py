@@ -152,6 +152,14 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("ladder", help="such as dlrm; or clustering: rows sent with samples divided in several ways")
     bench.add_argument("--peers", action="append", default=[], metavar="P", help="peers to measure beside: torchrec")
     bench.add_argument(
+        "--rung",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="rungs",
+        help="measure this rung; give it several times (default: all of the ladder's)",
+    )
+    bench.add_argument(
         "--rounds", type=int, metavar="N", help="turns that each rung takes; default what the ladder says"
     )
     bench.add_argument(

@@ -23,13 +23,14 @@ def bench(args: argparse.Namespace) -> int:
         return _bench_clustering(args)
     if args.data is not None:
         raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder makes its own data")
-    ladder = load_ladder(args.ladder)
+    ladder = load_ladder(args.ladder).only(args.rungs)
     rounds = args.rounds if args.rounds is not None else ladder.rounds
     if rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
+    peers = args.peers or sorted({rung.peer for rung in ladder.rungs if rung.peer is not None and args.rungs})
     with Display(args.ladder) as display:
         link = None if args.link == "none" else args.link
-        result = run_ladder(ladder, args.peers, rounds, display.show, link)
+        result = run_ladder(ladder, peers, rounds, display.show, link)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(_steps(result))
     if any("stages" in rung for rung in result["rungs"]):
@@ -43,7 +44,12 @@ def bench(args: argparse.Namespace) -> int:
 def _bench_clustering(args: argparse.Namespace) -> int:
     from nestpipe.lab.clustering_bench import measure
 
-    for flag, given in (("--peers", args.peers), ("--rounds", args.rounds), ("--link", args.link != "none")):
+    for flag, given in (
+        ("--peers", args.peers),
+        ("--rung", args.rungs),
+        ("--rounds", args.rounds),
+        ("--link", args.link != "none"),
+    ):
         if given:
             raise ValueError(f"{flag} is for ladders; `nestpipe bench {CLUSTERING}` counts rows on one worker")
     with Display(CLUSTERING) as display:

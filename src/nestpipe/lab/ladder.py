@@ -20,7 +20,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,18 @@ class Ladder:
     limit: list[str] = field(default_factory=list)
     """Rungs that do a part of a step's work each: in every round the slowest of them is what no schedule can beat."""
     hides: list[Hides] = field(default_factory=list)
+
+    def only(self, names: list[str]) -> Ladder:
+        """With these rungs alone (none named: all of them), and of the comparisons those that they can answer."""
+        there = [rung.name for rung in self.rungs]
+        for name in names:
+            if name not in there:
+                raise BenchError(f"no rung {name!r} in this ladder; it has {', '.join(map(repr, there))}")
+        if not names:
+            return self
+        limit = self.limit if set(self.limit) <= set(names) else []
+        hides = [h for h in self.hides if {h.exposed, h.hidden, *h.without} <= set(names)]
+        return replace(self, rungs=[rung for rung in self.rungs if rung.name in names], limit=limit, hides=hides)
 
 
 class BenchError(RuntimeError):
