@@ -15,7 +15,7 @@ import oracle
 import samples
 from nestpipe import Batch, KeyedJaggedTensor
 from nestpipe.data.jagged import JaggedTensor
-from nestpipe.models import attention, interaction, relative_bias, sampled_softmax
+from nestpipe.models import attention, interaction, relative_bias, sampled_softmax, timed
 from nestpipe.models.sigmoid import sigmoid
 from oracle import distance
 
@@ -168,6 +168,24 @@ def test_time_buckets_at_the_edges() -> None:
         time = JaggedTensor(torch.tensor([5, 5 + gap]), lengths=torch.tensor([2]))
         found = relative_bias.time_buckets(time, 1)
         assert torch.equal(found, oracle.plain_time_buckets(time, 1)), gap
+
+
+@pytest.mark.parametrize("parameters", [0, 7])
+def test_timed_loss_by_hand(parameters: int) -> None:
+    """Promise: the stand-in's loss and its gradients are what plain torch makes of them."""
+    torch.manual_seed(parameters)
+    pooled = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    dense = torch.randn(parameters, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(5, dtype=torch.float64)
+    loss, score = timed.Loss.apply(pooled, target, dense)
+    wanted = (pooled.mean(1) - target).square().mean()
+    if parameters:
+        wanted = wanted + 0.5 * (dense - pooled.detach().mean()).square().mean()
+    assert distance(loss.detach().numpy(), wanted.detach().numpy()) <= CLOSE
+    assert torch.equal(score, pooled.mean(1)) and not score.requires_grad
+    ours, theirs = (torch.autograd.grad(3 * x, [pooled, dense], allow_unused=True) for x in (loss, wanted))
+    for a, b in zip(ours, theirs):
+        assert b is None or distance(a.numpy(), b.numpy()) <= CLOSE
 
 
 @pytest.mark.parametrize("times", [[1, 2], [1, 2, 3, 4, 5]])
