@@ -2,7 +2,8 @@
 
 More micro-batches hide more of the wire and cost more themselves (messages, launches, small matrices).  Where the best number
 lies depends on the model, the link and the machine, so it is measured and not computed: forth and back through the candidates, so
-that a machine that gets slower meanwhile is fair to all of them.  Only numbers that all workers agree on go in.
+that a machine that gets slower meanwhile is fair to all of them, and again with those that are close.  Only numbers that all
+workers agree on go in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ TRIAL_STEPS = 7
 """Of a candidate, each time it is tried."""
 SETTLING_STEPS = 3
 """Of those, not counted: batches of the candidate before are still on their way."""
+MOST_ROUNDS = 3
+"""Forth and back through the candidates..."""
+CLOSE = 1.1
+"""...of which, after a round, those stay that are within so much of the fastest."""
 GOOD_ENOUGH = 1.01
 """The fewest micro-batches whose step is within so much of the fastest are taken."""
 WATCHED_STEPS = 60
@@ -56,6 +61,7 @@ class Tuner:
         self._counted: dict[int, int] = {}
         """Batches of the trial whose step counts, and their number of micro-batches, until they are learnt."""
         self._seen: dict[int, list[Measured]] = {}
+        self._rounds = 0
         self._current = self._candidates[0]
         self._next = 0
         self._last_steps: deque[float] = deque(maxlen=WATCHED_STEPS)
@@ -86,23 +92,31 @@ class Tuner:
         if batch in self._counted:
             self._seen.setdefault(self._counted.pop(batch), []).append(measured)
         if not self.trying:
-            self._decide()
+            self._end_round()
 
     @property
     def trying(self) -> bool:
         return bool(self._trial or self._counted)
 
     def _begin_trial(self) -> None:
-        forth_and_back = (*self._candidates, *reversed(self._candidates))
-        self._trial = deque(n for n in forth_and_back for _ in range(TRIAL_STEPS))
-        self._counted, self._seen = {}, {}
+        self._counted, self._seen, self._rounds = {}, {}, 0
+        self._try(self._candidates)
 
-    def _decide(self) -> None:
+    def _try(self, candidates: Sequence[int]) -> None:
+        self._rounds += 1
+        forth_and_back = (*candidates, *reversed(candidates))
+        self._trial = deque(n for n in forth_and_back for _ in range(TRIAL_STEPS))
+
+    def _end_round(self) -> None:
         seen = {
             n: Measured(*(statistics.median(values) for values in zip(*((m.step, m.compute, m.wire) for m in all_of))))
             for n, all_of in self._seen.items()
         }
         fastest = min(m.step for m in seen.values())
+        close = sorted(n for n, m in seen.items() if m.step <= fastest * CLOSE)
+        if len(close) > 1 and self._rounds < MOST_ROUNDS:
+            self._try(close)
+            return
         self._current = min(n for n, m in seen.items() if m.step <= fastest * GOOD_ENOUGH)
         self.decided.append(Choice(self._next, self._current, seen))
         self._last_steps.clear()
