@@ -21,6 +21,7 @@ from nestpipe.lab.ladder import (
     Rung,
     RunningRung,
     cause,
+    cores_of_hosts,
     ladders,
     load_ladder,
     run_ladder,
@@ -57,6 +58,13 @@ def test_rungs_take_turns(tmp_path: Path) -> None:
     assert (tmp_path / "order").read_text().split("\n")[:-1] == ["slow 1", "fast 1", "slow 2", "fast 2"]
     result = summarise(ladder(slow, fast), [slow, fast], reports, 2)
     assert [r["ratios"]["slow"]["median"] for r in result["rungs"]] == [1.0, pytest.approx(4.0)]
+
+
+def test_hosts_do_not_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3, 5, 7, 9})
+    assert cores_of_hosts(2) == [{1, 3}, {5, 7}]
+    assert cores_of_hosts(5) == [{1}, {3}, {5}, {7}, {9}]
+    assert cores_of_hosts(6) == [None] * 6
 
 
 def test_some_rungs_of_a_ladder() -> None:

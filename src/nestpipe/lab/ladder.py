@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import re
@@ -189,11 +190,12 @@ class RunningRung:
         launcher += ["--nnodes", str(ladder.workers), "--nproc-per-node", "1"]
         launcher += ["--master-addr", network.hosts[0].address, "--master-port", port]
         self._processes = [
-            self._start(host.command([*launcher, "--node-rank", str(rank), *program]), host.interface)
-            for rank, host in enumerate(network.hosts)
+            self._start(host.command([*launcher, "--node-rank", str(rank), *program]), host.interface, cores)
+            for rank, (host, cores) in enumerate(zip(network.hosts, cores_of_hosts(ladder.workers)))
         ]
 
-    def _start(self, command: list[str], interface: str) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str], interface: str, cores: set[int] | None = None) -> subprocess.Popen[bytes]:
+        """On `cores` alone, and so is everything that the command starts; None: wherever there is room."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
         return subprocess.Popen(
             command,
@@ -201,7 +203,7 @@ class RunningRung:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=functools.partial(_prepare_child, cores) if sys.platform == "linux" else None,
         )
 
     def train(self, turn: int) -> None:
@@ -280,9 +282,20 @@ _ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*(ChildFailedError|Warning\b))([a-z_]
 _END = re.compile(r"^what\(\):|: error: |exitcode\s*: -\d+|Signal \d+")
 
 
-def _end_with_parent() -> None:
+def cores_of_hosts(hosts: int) -> list[set[int] | None]:
+    """Hosts do not share cores: each has its part of this machine's, where there is one for each."""
+    mine = sorted(os.sched_getaffinity(0))
+    each = len(mine) // hosts
+    if not each:
+        return [None] * hosts
+    return [set(mine[host * each : (host + 1) * each]) for host in range(hosts)]
+
+
+def _prepare_child(cores: set[int] | None) -> None:
     """A launcher whose ladder is killed must not stay, waiting for workers that nobody will wake."""
     _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
 
 
 def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
