@@ -70,6 +70,17 @@ def test_a_machine_that_gets_slower_meanwhile_is_fair_to_all() -> None:
     assert plan.decided[0].micro_batches == 2
 
 
+@pytest.mark.parametrize("since", [TRIAL // 2, TRIAL, TRIAL + 5, TRIAL + 40])
+@pytest.mark.parametrize("slower", [0.5, 1.5, 2.0])
+def test_a_machine_that_changes_between_rounds_is_fair_to_all(slower: float, since: int) -> None:
+    """Promise: rounds are compared within themselves; who was left behind in one is not taken because a later one was slower."""
+    plan = Tuner()
+    for batch in range(MOST_ROUNDS * TRIAL + 10):
+        step = {1: 1.0, 2: 1.05, 4: 1.2, 8: 1.3, 16: 1.4}[plan.of(batch)] * (slower if batch >= since else 1.0)
+        plan.learn(batch, Measured(step, 0.0, 0.0))
+    assert [choice.micro_batches for choice in plan.decided] == [1]
+
+
 def test_drift_is_noticed_and_noise_is_not() -> None:
     """Promise: another link or machine is tuned to, and an hour with small ups and downs is left alone."""
     plan = Tuner()

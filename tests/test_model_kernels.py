@@ -16,7 +16,7 @@ import samples
 from nestpipe import Batch, KeyedJaggedTensor
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.models import attention, interaction, relative_bias, sampled_softmax, timed
-from nestpipe.models.sigmoid import sigmoid
+from nestpipe.models.attention_kernels import sigmoid
 from oracle import distance
 
 CLOSE = 1e-12
@@ -132,6 +132,41 @@ def test_attention_in_three_ways(lengths: list[int], heads: int, width: int, blo
         assert distance(c.detach().numpy(), b.detach().numpy()) <= 1e-9
 
 
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "places", "biases"),
+    [(5, [2, 2], 3, 9), (5, [4, 1], 3, 9), (5, [6, -1], 6, 11), (5, [3, 2], 3, 4), (5, [5], 5, 9)],
+)
+def test_attention_that_does_not_fit(tokens: int, lengths: list[int], places: int, biases: int) -> None:
+    """Promise: no kernel reads or writes past what it was given."""
+    bucket = torch.zeros(2, places, places, dtype=torch.int16)
+    by_place, by_time = torch.zeros(biases), torch.zeros(relative_bias.TIME_BUCKETS + 1)
+    with pytest.raises(ValueError, match=r"does not fit times|a sample has 0 to"):
+        attention.gated_attention(torch.zeros(tokens, 8), by_place, by_time, bucket, torch.tensor(lengths), 1, 0.1)
+
+
+def test_kinds_of_floats_are_promoted() -> None:
+    """Promise: a float64 model on float32 rows computes in float64."""
+    bucket, lengths = torch.zeros(1, 2, 2, dtype=torch.int16), torch.tensor([2])
+    time = torch.zeros(relative_bias.TIME_BUCKETS + 1, dtype=torch.float64)
+    found = attention.gated_attention(torch.randn(2, 8), torch.zeros(3).double(), time, bucket, lengths, 1, 0.1)
+    index = torch.zeros(2, 1, dtype=torch.long)
+    cosines = sampled_softmax.indexed_cosines(torch.randn(2, 3).double(), torch.randn(1, 3), index)
+    assert found.dtype == cosines.dtype == torch.float64
+    with pytest.raises(ValueError, match="do not fit"):
+        sampled_softmax.indexed_cosines(torch.randn(2, 3), torch.randn(1, 4), index)
+
+
+def test_attention_without_gradients_keeps_no_slopes() -> None:
+    """Promise: evaluation does not compute what only training needs, and comes to the same."""
+    bucket, lengths = torch.zeros(1, 5, 5, dtype=torch.int16), torch.tensor([5])
+    biases = torch.randn(9, requires_grad=True), torch.randn(relative_bias.TIME_BUCKETS + 1, requires_grad=True)
+    mixed = torch.randn(5, 8)
+    trained = attention.gated_attention(mixed, *biases, bucket, lengths, 1, 0.1)
+    with torch.no_grad(), mock.patch.object(attention.kernels, "weigh", wraps=attention.kernels.weigh) as weigh:
+        evaluated = attention.gated_attention(mixed, *biases, bucket, lengths, 1, 0.1)
+    assert torch.equal(trained.detach(), evaluated) and weigh.call_args.args[-1].size == 0
+
+
 def test_sigmoid_in_registers() -> None:
     """Promise: the kernels' sigmoid is good to 2 units in the last place, everywhere, and passes a NaN on."""
     x = np.concatenate([np.linspace(-87, 87, 100_001), [0, -0.0, 1e30, -1e30, np.inf, -np.inf, 1e-30, np.nan]])
@@ -164,8 +199,10 @@ def test_a_sample_interacts_alike_in_every_micro_batch() -> None:
 def test_time_buckets_at_the_edges() -> None:
     """Promise: no gap, the largest gap and gaps next to a bucket's edge are in the bucket that the logarithm names."""
     gaps = [0, 1, 2, 3, 2**31, 2**62, 10**15, 10**16 + 1]
-    for gap in gaps:
-        time = JaggedTensor(torch.tensor([5, 5 + gap]), lengths=torch.tensor([2]))
+    least, most = -(2**63), 2**63 - 1
+    for first, second in [*((5, 5 + gap) for gap in gaps), (least, 0), (least, most), (most, least), (most, 0)]:
+        gap = second - first
+        time = JaggedTensor(torch.tensor([first, second]), lengths=torch.tensor([2]))
         found = relative_bias.time_buckets(time, 1)
         assert torch.equal(found, oracle.plain_time_buckets(time, 1)), gap
 
@@ -195,3 +232,20 @@ def test_hstu_wants_one_time_more_than_items(times: list[int]) -> None:
     values = torch.tensor([1, 2, 2, 3, *range(2 * samples.NEGATIVES), *times])
     with pytest.raises(ValueError, match="'time' has one entry more than 'history'"):
         samples.model("hstu", "float32")(Batch(KeyedJaggedTensor(samples.FEATURES["hstu"], values, lengths=lengths)))
+
+
+@pytest.mark.parametrize(
+    ("targets", "negatives", "said"),
+    [
+        ([2, 3], [3, 2], "one target per history position"),
+        ([3, 2], [2, 3], "the same number of negatives"),
+        ([3, 2], [0, 0], "at least one"),
+        ([3, 2], [5, 3], "the same number of negatives"),
+    ],
+)
+def test_hstu_pairs_targets_and_negatives_with_places(targets: list[int], negatives: list[int], said: str) -> None:
+    """Promise: samples whose parts do not fit are refused, also where the totals do."""
+    lengths = torch.tensor([3, 2, *targets, *negatives, 4, 3])
+    kjt = KeyedJaggedTensor(samples.FEATURES["hstu"], torch.arange(int(lengths.sum())) % 7, lengths=lengths)
+    with pytest.raises(ValueError, match=said):
+        samples.model("hstu", "float32")(Batch(kjt))

@@ -119,3 +119,16 @@ def test_loss_terms_are_one_number_a_sample() -> None:
     features = KeyedJaggedTensor(["f"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"batch.loss_terms must be one number a sample, not of shape \(3, 1\)"):
         Batch(features, loss_terms=torch.ones(3, 1))
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 3, 2, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4], [0, 1, 1000, 4], [0, 2, 3, 4]], ids=str
+)
+def test_offsets_and_lengths_that_contradict_each_other(offsets: list[int]) -> None:
+    """Promise: kernels that go by offsets never meet others than the lengths that were checked."""
+    lengths, given_ = torch.tensor([1, 1, 2]), torch.tensor(offsets)
+    with pytest.raises(ValueError, match=r"offsets and lengths do not belong together|lengths add up"):
+        KeyedJaggedTensor(["a"], torch.arange(4), lengths=lengths, offsets=given_)
+    with pytest.raises(ValueError, match="offsets and lengths do not belong together"):
+        JaggedTensor(torch.arange(4), lengths=lengths, offsets=given_)
+    KeyedJaggedTensor(["a"], torch.arange(4), lengths=lengths, offsets=torch.tensor([0, 1, 2, 4]))

@@ -21,6 +21,16 @@ def offsets_of(lengths: Tensor) -> Tensor:
     return offsets
 
 
+def _check_offsets(lengths: Tensor, offsets: Tensor) -> None:
+    """Of those that a caller gave: kernels go by them, and would read past the end."""
+    if offsets.device.type != "cpu":
+        return
+    if offsets.numel() != lengths.numel() + 1 or int(offsets[0]) != 0 or not torch.equal(offsets.diff(), lengths):
+        raise ValueError(
+            "offsets and lengths do not belong together: offsets begin with 0 and their differences are lengths"
+        )
+
+
 class JaggedTensor:
     """One feature: sample b owns `values[offsets[b]:offsets[b+1]]`; values may be ids [n] or vectors [n, D]."""
 
@@ -40,6 +50,8 @@ class JaggedTensor:
         self._weights = weights
         self._lengths = lengths.to(torch.int64)
         self._offsets = offsets_of(self._lengths) if offsets is None else offsets.to(torch.int64)
+        if offsets is not None:
+            _check_offsets(self._lengths, self._offsets)
 
     def values(self) -> Tensor:
         return self._values
@@ -116,6 +128,8 @@ class KeyedJaggedTensor:
             stride = self._lengths.numel() // len(self._keys) if self._keys else 0
         self._stride = stride
         self._check()
+        if offsets is not None:
+            _check_offsets(self._lengths, self._offsets)
 
     def _check(self) -> None:
         if len(self._place) != len(self._keys):

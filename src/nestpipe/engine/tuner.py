@@ -60,8 +60,8 @@ class Tuner:
         """Micro-batches of the trial's batches that are still to come."""
         self._counted: dict[int, int] = {}
         """Batches of the trial whose step counts, and their number of micro-batches, until they are learnt."""
-        self._seen: dict[int, list[Measured]] = {}
-        self._rounds = 0
+        self._rounds: list[dict[int, list[Measured]]] = []
+        """Of the trial: per candidate of each round what its steps took."""
         self._current = self._candidates[0]
         self._next = 0
         self._last_steps: deque[float] = deque(maxlen=WATCHED_STEPS)
@@ -90,7 +90,7 @@ class Tuner:
         for dropped in [b for b in self._counted if b < batch]:  # its step was never taken: a loss that was not finite
             del self._counted[dropped]
         if batch in self._counted:
-            self._seen.setdefault(self._counted.pop(batch), []).append(measured)
+            self._rounds[-1].setdefault(self._counted.pop(batch), []).append(measured)
         if not self.trying:
             self._end_round()
 
@@ -99,28 +99,46 @@ class Tuner:
         return bool(self._trial or self._counted)
 
     def _begin_trial(self) -> None:
-        self._counted, self._seen, self._rounds = {}, {}, 0
+        self._counted, self._rounds = {}, []
         self._try(self._candidates)
 
     def _try(self, candidates: Sequence[int]) -> None:
-        self._rounds += 1
+        self._rounds.append({})
         forth_and_back = (*candidates, *reversed(candidates))
         self._trial = deque(n for n in forth_and_back for _ in range(TRIAL_STEPS))
 
     def _end_round(self) -> None:
-        seen = {
-            n: Measured(*(statistics.median(values) for values in zip(*((m.step, m.compute, m.wire) for m in all_of))))
-            for n, all_of in self._seen.items()
-        }
-        fastest = min(m.step for m in seen.values())
-        close = sorted(n for n, m in seen.items() if m.step <= fastest * CLOSE)
-        if len(close) > 1 and self._rounds < MOST_ROUNDS:
+        if not self._rounds[-1]:  # none of its steps was taken
+            self._begin_trial()
+            return
+        slower = self._how_much_slower()
+        fastest = min(slower.values())
+        close = sorted(n for n, times in slower.items() if times <= fastest * CLOSE)
+        if len(close) > 1 and len(self._rounds) < MOST_ROUNDS:
             self._try(close)
             return
-        self._current = min(n for n, m in seen.items() if m.step <= fastest * GOOD_ENOUGH)
+        self._current = min(n for n, times in slower.items() if times <= fastest * GOOD_ENOUGH)
+        everything: dict[int, list[Measured]] = {}
+        for taken in self._rounds:
+            for n, steps in taken.items():
+                everything.setdefault(n, []).extend(steps)
+        seen = {n: _median(steps) for n, steps in everything.items()}
         self.decided.append(Choice(self._next, self._current, seen))
         self._last_steps.clear()
         self._usual, self._kept = None, 0
+
+    def _how_much_slower(self) -> dict[int, float]:
+        """Of the last round's candidates: their steps over those of all of them, in the middle one of the rounds.
+
+        Compared within a round, since the machine may have become slower from one to the next.
+        """
+        slower: dict[int, list[float]] = {n: [] for n in self._rounds[-1]}
+        for taken in self._rounds:
+            medians = {n: _median(taken[n]).step for n in slower if n in taken}
+            usual = statistics.fmean(medians.values()) or 1.0
+            for n, step in medians.items():
+                slower[n].append(step / usual)
+        return {n: statistics.median(times) for n, times in slower.items()}
 
     def _watch(self, step: float) -> None:
         self._last_steps.append(step)
@@ -128,10 +146,14 @@ class Tuner:
         if len(self._last_steps) < WATCHED_STEPS:
             return
         now = statistics.median(self._last_steps)
-        if self._usual is None:
+        if not self._usual:
             self._usual = now
         elif self._kept >= LEAST_KEPT and not 1 / DRIFT <= now / self._usual <= DRIFT:
             self._begin_trial()
+
+
+def _median(steps: Sequence[Measured]) -> Measured:
+    return Measured(*(statistics.median(values) for values in zip(*((m.step, m.compute, m.wire) for m in steps))))
 
 
 def make_plan(wanted: Wanted) -> MicroPlan:

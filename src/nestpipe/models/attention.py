@@ -7,6 +7,7 @@ half out (they go by blocks of places, and a block sees what is before its end),
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -30,13 +31,29 @@ def gated_attention(
     The bias of a pair of places is `by_place` at its distance (looking back n - 1 is first, 0 the middle) plus `by_time` at its
     bucket in `bucket` [B, n, n]; `lengths` are the samples' tokens, at most n.
     """
-    if mixed.device.type == "cpu" and mixed.dtype == by_place.dtype == by_time.dtype and mixed.dtype in _KINDS:
-        found: Tensor = GatedAttention.apply(mixed, by_place, by_time, bucket, lengths, heads, scale)
+    kind = functools.reduce(torch.promote_types, (by_place.dtype, by_time.dtype), mixed.dtype)
+    mixed, by_place, by_time = mixed.to(kind), by_place.to(kind), by_time.to(kind)
+    if mixed.device.type == "cpu" and kind in _KINDS:
+        _check(mixed, by_place, bucket, lengths)
+        trains = torch.is_grad_enabled()  # which cannot be seen inside
+        found: Tensor = GatedAttention.apply(mixed, by_place, by_time, bucket, lengths, heads, scale, trains)
         return found
     return _attention_with_torch(mixed, by_place, by_time, bucket, lengths, heads, scale)
 
 
 _KINDS = (torch.float32, torch.float64)
+
+
+def _check(mixed: Tensor, by_place: Tensor, bucket: Tensor, lengths: Tensor) -> None:
+    """No kernel reads or writes past what it was given."""
+    samples, n = bucket.shape[:2]
+    if lengths.numel() != samples or int(lengths.sum()) != mixed.shape[0] or 2 * n - 1 > by_place.numel():
+        raise ValueError(
+            f"attention over {mixed.shape[0]} tokens of {lengths.numel()} samples does not fit times of {samples} samples with "
+            f"{n} places, and {by_place.numel()} biases by place"
+        )
+    if samples and (int(lengths.min()) < 0 or int(lengths.max()) > n):
+        raise ValueError(f"a sample has 0 to {n} tokens, not {int(lengths.min())} or {int(lengths.max())}")
 
 
 class GatedAttention(torch.autograd.Function):
@@ -52,6 +69,7 @@ class GatedAttention(torch.autograd.Function):
         lengths: Tensor,
         heads: int,
         scale: float,
+        trains: bool,
     ) -> Tensor:
         mixed = mixed.contiguous()
         offsets = functional.pad(torch.cumsum(lengths, 0), (1, 0))
@@ -62,7 +80,7 @@ class GatedAttention(torch.autograd.Function):
         kernels.activate(tokens, starts, qkv.numpy())
         v, q, k = qkv
         weights, attended = mixed.new_empty(rows, n, n), mixed.new_empty(rows * n, width)
-        slopes = torch.empty_like(weights) if any(ctx.needs_input_grad) else mixed.new_empty(0, n, n)
+        slopes = torch.empty_like(weights) if trains else mixed.new_empty(0, n, n)
         size = _block_size(n)
         room = mixed.new_empty(rows * size * n)
         biases = by_place.detach().numpy(), by_time.detach().numpy(), bucket.numpy()
@@ -104,7 +122,7 @@ class GatedAttention(torch.autograd.Function):
             torch.bmm(weights[:, low:, low:high].mT, by_attended[:, low:], out=_of_places(by_values, rows, low, high))
         blocked = by_values.numpy(), by_queries.numpy(), by_keys.numpy()
         kernels.activate_backward(tokens, starts, heads, size, n, *blocked, passed.numpy())
-        return passed, by_place.to(mixed.dtype), by_time.to(mixed.dtype), None, None, None, None
+        return passed, by_place.to(mixed.dtype), by_time.to(mixed.dtype), None, None, None, None, None
 
 
 def _block_size(n: int) -> int:

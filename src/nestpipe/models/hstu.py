@@ -103,10 +103,14 @@ class HSTU(nn.Module):
         last = functional.normalize(queries.detach()[jagged.offsets()[1:] - 1], dim=1, eps=SHORTEST)
         if not self.training:
             return queries.new_zeros(()), last
-        target, negatives = found["target"].index, found["negatives"].index
-        if target.numel() != queries.shape[0]:
+        target, negatives = found["target"], found["negatives"]
+        if not torch.equal(target.lengths, lengths):
             raise ValueError("HSTU trains on one target per history position; 'target' and 'history' differ in length")
-        loss = sampled_softmax_loss(queries, rows, target, negatives.view(target.numel(), -1), self.config.temperature)
+        each = negatives.index.numel() // max(1, target.index.numel())
+        if each < 1 or not torch.equal(negatives.lengths, each * lengths):
+            raise ValueError("HSTU needs the same number of negatives, at least one, for every history position")
+        chosen = negatives.index.view(-1, each)
+        loss = sampled_softmax_loss(queries, rows, target.index, chosen, self.config.temperature)
         return loss, last
 
     def encode(self, history: JaggedTensor, time: JaggedTensor) -> Tensor:

@@ -19,7 +19,7 @@ from nestpipe.data.jagged import JaggedTensor
 TIME_BUCKETS = 128
 _LOG_STEP = 0.301
 _THRESHOLDS = np.array(
-    [min(math.ceil(math.exp(_LOG_STEP * k)), 2**63 - 1) for k in range(1, TIME_BUCKETS + 1)], np.int64
+    [min(math.ceil(math.exp(_LOG_STEP * k)), 2**63 - 1) for k in range(1, TIME_BUCKETS + 1)], np.uint64
 )
 """A gap of at least _THRESHOLDS[k-1] seconds is in bucket k or later: int(log(gap) / 0.301) without a logarithm per pair."""
 
@@ -32,7 +32,8 @@ def _buckets(times, offsets, thresholds, out):  # type: ignore[no-untyped-def]
         for i in range(n):
             now, bucket = times[start + i + 1], 0
             for j in range(i + 1):
-                gap = abs(now - times[start + j])
+                then = times[start + j]
+                gap = np.uint64(max(now, then)) - np.uint64(min(now, then))  # of any two: no int64 holds the largest
                 # Events are mostly in order, so one bucket is next to the last one.
                 while bucket and gap < thresholds[bucket - 1]:
                     bucket -= 1

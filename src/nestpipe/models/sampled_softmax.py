@@ -102,7 +102,13 @@ def _cosines_with_torch(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
 
 
 def indexed_cosines(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
-    if queries.device.type == "cpu" and queries.dtype == rows.dtype and queries.dtype in (torch.float32, torch.float64):
+    """The cosine of queries[i] and rows[index[i, k]], for all i and k."""
+    if queries.shape[1] != rows.shape[1] or queries.shape[0] != index.shape[0]:
+        shapes = ", ".join(str(list(t.shape)) for t in (queries, rows, index))
+        raise ValueError(f"queries, rows and index of shapes {shapes} do not fit: [n, D], [r, D], [n, k]")
+    kind = torch.promote_types(queries.dtype, rows.dtype)
+    queries, rows = queries.to(kind), rows.to(kind)
+    if queries.device.type == "cpu" and kind in (torch.float32, torch.float64):
         found: Tensor = IndexedCosines.apply(queries.contiguous(), rows.contiguous(), index.contiguous())
         return found
     return _cosines_with_torch(queries, rows, index)
