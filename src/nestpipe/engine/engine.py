@@ -11,7 +11,7 @@ from nestpipe.comm.errors import PeerLost
 from nestpipe.engine.done import Done
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.lanes import LaneThread
-from nestpipe.engine.timeline import Timeline
+from nestpipe.schedule.timeline import Timeline
 from nestpipe.schedule.action import LANES, Action, Name
 
 StageFunction = Callable[[Flight, int], None]

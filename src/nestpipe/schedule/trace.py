@@ -18,7 +18,7 @@ VIRTUAL = 1e-3
 
 
 class Timed(Protocol):
-    """An action as it ran or would run: `engine.timeline.Span`, `schedule.clock.ClockSpan`."""
+    """An action as it ran or would run: `timeline.Span`, `clock.ClockSpan`."""
 
     @property
     def action(self) -> Action: ...

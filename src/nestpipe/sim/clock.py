@@ -1,0 +1,131 @@
+"""The virtual clock of a cluster: when every action of a list runs on every worker.
+
+As in the engine, an action starts when the one before it on its lane is over, all that it waits for is over, and the compute lane
+has begun what stands before it in the list.  Beside that it needs what lanes share: the host's cores for its host part, then the
+link for its wire part.  Whoever is ready first gets them.  An All2All begins when the last of its workers has come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from nestpipe.schedule.action import LANES, Action, Name
+from nestpipe.schedule.clock import ISSUER
+
+Times = np.ndarray
+"""Milliseconds, one number per worker."""
+
+REMEMBERED = 6
+"""Batches: no action waits for one that lies further back."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an action takes, in milliseconds; each part a number for all workers, or one for each."""
+
+    host: float | Times = 0.0
+    """On the host's cores, which its lanes share."""
+    device: float | Times = 0.0
+    """On the accelerator, or asleep: takes nothing from other lanes."""
+    wire: float | Times = 0.0
+    """On the link, which its lanes share."""
+    groups: int = 0
+    """Workers come together before the wire part, in so many groups; 0: they do not."""
+    from_share: float = 1.0
+    """Of an action that begins within another: after this share of that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One action on all workers."""
+
+    action: Action
+    start: Times
+    stop: Times
+
+
+class Deadlock(RuntimeError):
+    """Actions wait for each other; the message is one line."""
+
+
+def simulate(
+    actions: Iterable[Action], cost: Callable[[Action], Cost], workers: int, cores: float = 0.0
+) -> Iterator[Run]:
+    """Runs a list; yields its actions in the order in which they take what they share.
+
+    `cores` are those of one worker's host; 0: more than its lanes could use, so that nobody waits for one.
+    """
+    lanes: dict[str, deque[tuple[Action, int]]] = {lane: deque() for lane in LANES}
+    begun = 0
+    for action in actions:
+        lanes[action.lane].append((action, begun))
+        begun += action.lane == ISSUER
+    left = sum(map(len, lanes.values()))
+    zero = np.zeros(workers)
+    issued = [zero]
+    """When the compute lane began its actions: with each, all up to the next one are issued."""
+    runs: dict[Name, Run] = {}
+    lane_free = dict.fromkeys(LANES, zero)
+    ready: dict[str, _Ready] = {}
+    """What the first action of a lane can do next, once all that it waits for is known."""
+    core_free = wire_free = zero
+    while left:
+        for lane, queue in lanes.items():
+            if queue and lane not in ready:
+                action, behind = queue[0]
+                if behind < len(issued) and all(name in runs for name in action.after):
+                    takes = cost(action)
+                    start = np.maximum(issued[behind], lane_free[lane])
+                    start = np.maximum(start, _waited_for(action, takes, runs))
+                    ready[lane] = _Ready(start, start, takes)
+        if not ready:
+            heads = ", ".join(str(queue[0][0]) for queue in lanes.values() if queue)
+            raise Deadlock(f"the schedule stands still: {heads} wait for each other")
+        lane = min(ready, key=lambda lane: ready[lane].at.mean())
+        now = ready.pop(lane)
+        at, takes, action = now.at, now.takes, lanes[lane][0][0]
+        if not now.computed:
+            if lane == ISSUER:
+                issued.append(now.start)
+            if cores and np.any(takes.host):
+                at = core_free = np.maximum(at, core_free) + np.asarray(takes.host) / min(1.0, cores)
+            else:
+                at = at + takes.host
+            at = at + takes.device
+            if takes.groups:
+                at = at.reshape(takes.groups, -1).max(axis=1).repeat(workers // takes.groups)
+            if np.any(takes.wire):
+                ready[lane] = _Ready(now.start, at, takes, computed=True)
+                continue
+        else:
+            at = wire_free = np.maximum(at, wire_free) + takes.wire
+        lanes[lane].popleft()
+        left -= 1
+        lane_free[lane] = at
+        runs[action.name] = Run(action, now.start, at)
+        if action.stage == "step":
+            for name in [name for name in runs if name[1] < action.batch - REMEMBERED]:
+                del runs[name]
+        yield runs[action.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    start: Times
+    at: Times
+    """When it can go on."""
+    takes: Cost
+    computed: bool = False
+    """Its wire part alone is left."""
+
+
+def _waited_for(action: Action, takes: Cost, runs: dict[Name, Run]) -> Times | float:
+    times = [runs[name].stop for name in action.waits]
+    if action.within is not None:
+        other = runs[action.within]
+        times.append(other.start + takes.from_share * (other.stop - other.start))
+    return np.max(times, axis=0) if times else 0.0

@@ -1,0 +1,86 @@
+"""What every action of a list takes on a cluster: a profile, scaled to its workers, batch, link and skew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nestpipe.schedule.action import Action
+from nestpipe.schedule.options import Options
+from nestpipe.sim.clock import Cost
+from nestpipe.sim.profile import Profile, StageCost
+from nestpipe.sim.topology import Topology
+
+NOTHING = StageCost()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a schedule is simulated on."""
+
+    profile: Profile
+    topology: Topology
+    micro_batches: int
+    batch: int
+    """Samples of one worker."""
+    link: float = 1.0
+    """Speed of links, as a multiple of the profile's."""
+    skew: float = 0.0
+    """How much more than the mean the busiest owner has to look up, send and receive."""
+    seed: int = 1
+
+    @property
+    def workers(self) -> int:
+        return self.topology.workers
+
+    @property
+    def options(self) -> Options:
+        return Options(buckets=self.profile.buckets, late_weights=self.profile.late_weights)
+
+    def cost(self) -> Callable[[Action], Cost]:
+        """Drawn anew: the same numbers every time."""
+        rng = np.random.default_rng(self.seed)
+        profile, network = self.profile, self.profile.network
+        size = self.batch / profile.samples
+        busiest = 1 + self.skew
+        groups = self.topology.exchange().groups
+        per_micro = {"embed", "compute", "grad", "accumulate"}
+        rows_ms = self._wire(network.rows_mb * size * busiest / self.micro_batches)
+        keys_ms = self._wire(network.keys_mb * size * busiest)
+        dense_ms = self._all_reduce(network.dense_mb / profile.buckets)
+        agree_ms = self._all_reduce(0.0)
+
+        def cost(action: Action) -> Cost:
+            stage = action.stage
+            spent = profile.stages.get(stage, NOTHING)
+            share = size / self.micro_batches if stage in per_micro else size
+            uneven = busiest if stage in ("retrieve", "writeback", "update", "accumulate") else 1.0
+            host = spent.host * share * uneven
+            host += spent.per_micro if stage in per_micro else spent.per_micro * self.micro_batches
+            device = (spent.device + spent.per_worker * self.workers) * share * uneven
+            if stage == "compute" and profile.jitter:
+                drawn = rng.standard_normal(self.workers) * profile.jitter
+                return Cost(host, device * np.maximum(0.0, 1 + drawn))
+            if stage in ("embed", "grad"):
+                return Cost(host, device, rows_ms, groups)
+            if stage == "route":
+                return Cost(host, device, keys_ms, groups)
+            if stage == "reduce":
+                return Cost(host, device, dense_ms, 1, (action.micro + 1) / profile.buckets)
+            if stage == "agree":
+                return Cost(host, device, agree_ms, 1)
+            return Cost(host, device)
+
+        return cost
+
+    def _wire(self, mb: float) -> float:
+        return self.topology.ms(self.profile.network, mb / self.link)
+
+    def _all_reduce(self, mb: float) -> float:
+        """A ring: every worker sends its part on, twice around."""
+        if self.workers == 1:
+            return 0.0
+        network, around = self.profile.network, 2 * (self.workers - 1) / self.workers
+        return network.message_ms + around * mb / (network.mb_per_ms * network.share * self.link)

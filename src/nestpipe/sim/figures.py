@@ -1,0 +1,147 @@
+"""What a simulated run shows: the step, what of it waited for lookup and for All2All, speedup, scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nestpipe.schedule.timeline import BETWEEN, Timeline
+from nestpipe.sim.clock import Run, simulate
+from nestpipe.sim.costs import Cluster
+from nestpipe.sim.profile import Profile
+from nestpipe.sim.systems import SYSTEMS, System, build
+from nestpipe.sim.topology import FullMesh, Grouped, Topology
+
+LOOKUP = ("load", "move", "route", "retrieve", "sync", "accumulate", "update", "writeback")
+COMM = ("embed", "grad")
+DENSE = ("reduce", "agree")
+COMPUTE = ("compute", "weights", "step")
+
+STEPS = 50
+WARMUP = 10
+"""Steps that fill the pipeline, and do not count."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one system on one cluster, per step of the slowest worker."""
+
+    system: str
+    workers: int
+    micro_batches: int
+    batch: int
+    step_ms: float
+    lookup_ms: float
+    """Exposed, as all that follow."""
+    exposed_comm_ms: float
+    dense_ms: float
+    compute_ms: float
+    raw_comm_ms: float
+    """All of All2All, hidden or not."""
+    busiest_lane: str
+    """Beside compute."""
+    busiest_lane_ms: float
+
+    @property
+    def qps(self) -> float:
+        return 1e3 * self.workers * self.batch / self.step_ms
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may vary."""
+
+    micro_batches: int | None = None
+    batch: int | None = None
+    link: float = 1.0
+    skew: float = 0.0
+    steps: int = STEPS
+
+
+def run(system: System, profile: Profile, workers: int, settings: Settings = Settings()) -> Figures:  # noqa: B008
+    """Simulates a system and measures it as the engine measures a run."""
+    cluster = cluster_of(system, profile, workers, settings)
+    actions = build(system, settings.steps, cluster.micro_batches, cluster.options)
+    lanes: dict[str, float] = {}
+    raw = 0.0
+    ends: list[tuple[Run, float]] = []
+    timeline = Timeline()
+    begin = 0.0
+    counted = max(1, settings.steps - WARMUP)
+    for one in simulate(actions, cluster.cost(), workers, profile.cores):
+        action, start, stop = one.action, float(one.start[0]) / 1e3, float(one.stop[0]) / 1e3
+        timeline.add(action, start, stop)
+        if action.batch >= settings.steps - counted:
+            lanes[action.lane] = lanes.get(action.lane, 0.0) + 1e3 * (stop - start) / counted
+            raw += 1e3 * (stop - start) / counted if action.stage in COMM else 0.0
+        if action.stage == "step":
+            ends.append((one, float(one.stop.max())))
+            if len(ends) == settings.steps - counted:
+                timeline.restart()
+            timeline.close_step(action.name, begin, stop)
+            timeline.forget(action.batch - 4)
+            begin = stop
+    first = ends[-counted - 1][1] if len(ends) > counted else 0.0
+    exposed = {stage: kinds["exposed_ms"] for stage, kinds in timeline.report().items()}
+    others = {lane: ms for lane, ms in lanes.items() if lane != "compute"}
+    busiest = max(others, key=lambda lane: others[lane])
+    return Figures(
+        system.name,
+        workers,
+        cluster.micro_batches,
+        cluster.batch,
+        (ends[-1][1] - first) / counted,
+        sum(exposed.get(stage, 0.0) for stage in LOOKUP),
+        sum(exposed.get(stage, 0.0) for stage in COMM),
+        sum(exposed.get(stage, 0.0) for stage in DENSE),
+        sum(exposed.get(stage, 0.0) for stage in (*COMPUTE, BETWEEN)),
+        raw,
+        busiest,
+        others[busiest],
+    )
+
+
+def cluster_of(system: System, profile: Profile, workers: int, settings: Settings) -> Cluster:
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, not {workers}")
+    topology: Topology = FullMesh(workers)
+    if system.grouped:
+        if workers % profile.groups:
+            raise ValueError(f"{workers} workers cannot be divided into {profile.groups} groups for {system.name}")
+        topology = Grouped(workers, groups=profile.groups)
+    micro_batches = (settings.micro_batches or profile.micro_batches) if system.pipelined else 1
+    batch = settings.batch or profile.samples
+    if micro_batches > batch:
+        raise ValueError(f"--micro {micro_batches} is more than the {batch} samples of a batch")
+    return Cluster(profile, topology, micro_batches, batch, settings.link, settings.skew)
+
+
+def table(
+    profile: Profile,
+    workers: Sequence[int],
+    names: Sequence[str] = tuple(SYSTEMS),
+    settings: Settings = Settings(),  # noqa: B008
+) -> list[dict[str, Any]]:
+    """A row per system and number of workers, with speedup over `torchrec` and scaling against the profile's reference."""
+    known: dict[tuple[str, int], Figures] = {}
+
+    def figures(name: str, count: int) -> Figures:
+        if (name, count) not in known:
+            known[name, count] = run(SYSTEMS[name], profile, count, settings)
+        return known[name, count]
+
+    rows = []
+    for count in workers:
+        for name in names:
+            one = figures(name, count)
+            at_first = figures(name, profile.reference_workers)
+            rows.append(
+                {
+                    **asdict(one),
+                    "speedup": figures("torchrec", count).step_ms / one.step_ms,
+                    "qps": one.qps,
+                    "scaling_efficiency": at_first.step_ms / one.step_ms,
+                }
+            )
+    return rows

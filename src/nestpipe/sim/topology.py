@@ -1,0 +1,88 @@
+"""Who sends to whom in an All2All, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nestpipe.sim.profile import NetworkCost
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An All2All among `members` workers, in `groups` groups that do not wait for each other."""
+
+    members: int
+    groups: int
+
+    def remote(self) -> float:
+        """Of rows that are anywhere with equal chance, the share that another worker has."""
+        return (self.members - 1) / self.members
+
+    def ms(self, network: NetworkCost, mb: float) -> float:
+        """For `mb` from each worker to the others together."""
+        peers = self.members - 1
+        if not peers:
+            return 0.0
+        slower = 1 + network.congestion * peers
+        return network.message_ms + network.peer_ms * peers + mb * slower / (network.mb_per_ms * network.share)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How an All2All over `workers` is done."""
+
+    workers: int
+
+    def exchange(self) -> Exchange:
+        return Exchange(self.workers, 1)
+
+    def ms(self, network: NetworkCost, mb: float) -> float:
+        """Of an All2All of rows or gradients; `mb` as if all of it had to leave the worker."""
+        exchange = self.exchange()
+        return exchange.ms(network, mb * exchange.remote())
+
+
+class FullMesh(Topology):
+    """Every worker sends to every other one."""
+
+
+@dataclass(frozen=True)
+class Grouped(Topology):
+    """2D sparse parallelism: tables are divided among the workers of a group, and every group has all tables.
+
+    The sums between copies are counted as part of the exchange, as in the published figures.
+    """
+
+    groups: int = 4
+
+    def exchange(self) -> Exchange:
+        return Exchange(self.workers // self.groups, self.groups)
+
+
+@dataclass(frozen=True)
+class Hierarchical(Topology):
+    """Workers of a host gather first what goes to another host, `speed` times as fast; then hosts exchange, link by link."""
+
+    per_host: int = 8
+    speed: float = 8.0
+
+    def ms(self, network: NetworkCost, mb: float) -> float:
+        inside, between = Exchange(self.per_host, 1), Exchange(self.workers // self.per_host, 1)
+        within = inside.ms(network, mb * inside.remote() / self.speed)
+        return within + between.ms(network, mb * between.remote())
+
+
+KINDS = "full-mesh, groups:G, hierarchical:K"
+
+
+def parse(text: str, workers: int) -> Topology:
+    """As on the command line."""
+    kind, _, number = text.partition(":")
+    if text == "full-mesh":
+        return FullMesh(workers)
+    if kind in ("groups", "hierarchical") and number.isascii() and number.isdigit() and int(number) > 0:
+        parts = int(number)
+        if workers % parts:
+            raise ValueError(f"--topology {text} does not divide {workers} workers")
+        return Grouped(workers, groups=parts) if kind == "groups" else Hierarchical(workers, per_host=parts)
+    raise ValueError(f"--topology must be one of {KINDS}, not {text!r}")
