@@ -121,7 +121,7 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from nestpipe import cli_lab, cli_schedule, cli_verify, version
+    from nestpipe import cli_lab, cli_schedule, cli_simulate, cli_verify, version
 
     parser = argparse.ArgumentParser(
         prog="nestpipe",
@@ -174,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
     bench.set_defaults(command=_bench)
     cli_schedule.add(commands)
+    cli_simulate.add(commands)
     cli_lab.add(commands)
     recipe = commands.add_parser("recipe", help="list every key that a recipe may have")
     recipe.add_argument("kind", nargs="?", help="only keys of this section or kind, such as tables or parquet")

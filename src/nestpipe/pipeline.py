@@ -26,12 +26,12 @@ from nestpipe.engine.flight import Flight, Verdict
 from nestpipe.engine.late_weights import LateWeights
 from nestpipe.engine.micro_plan import Measured, Wanted, check_micro_batches
 from nestpipe.engine.mixing_models import refuse_mixing
-from nestpipe.schedule.timeline import Timeline
 from nestpipe.engine.tuner import Tuner, make_plan
 from nestpipe.engine.warm import compile_kernels
 from nestpipe.engine.watch import BackwardWatch
 from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action, Options
 from nestpipe.schedule.boundary import boundary_begins
+from nestpipe.schedule.timeline import Timeline
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 from nestpipe.tables.tiered import DiskTier
 

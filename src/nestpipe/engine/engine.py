@@ -11,8 +11,8 @@ from nestpipe.comm.errors import PeerLost
 from nestpipe.engine.done import Done
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.lanes import LaneThread
-from nestpipe.schedule.timeline import Timeline
 from nestpipe.schedule.action import LANES, Action, Name
+from nestpipe.schedule.timeline import Timeline
 
 StageFunction = Callable[[Flight, int], None]
 CALLERS_LANE = "compute"

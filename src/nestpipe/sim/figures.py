@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nestpipe.schedule.timeline import BETWEEN, Timeline
-from nestpipe.sim.clock import Run, simulate
+from nestpipe.sim.clock import simulate
 from nestpipe.sim.costs import Cluster
 from nestpipe.sim.profile import Profile
 from nestpipe.sim.systems import SYSTEMS, System, build
-from nestpipe.sim.topology import FullMesh, Grouped, Topology
+from nestpipe.sim.topology import FULL_MESH, parse
 
 LOOKUP = ("load", "move", "route", "retrieve", "sync", "accumulate", "update", "writeback")
 COMM = ("embed", "grad")
@@ -56,7 +57,20 @@ class Settings:
     batch: int | None = None
     link: float = 1.0
     skew: float = 0.0
+    topology: str = FULL_MESH
+    """Of systems that have no groups of their own."""
     steps: int = STEPS
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--micro", self.micro_batches), ("--batch", self.batch)):
+            if value is not None and value < 1:
+                raise ValueError(f"{flag} must be at least 1, not {value}")
+        if not 0 < self.link < math.inf:
+            raise ValueError(f"--link-speed must be above 0, not {self.link}")
+        if not 0 <= self.skew < math.inf:
+            raise ValueError(f"--skew must be at least 0, not {self.skew}")
+        if self.steps <= WARMUP:
+            raise ValueError(f"--steps must be more than {WARMUP}, with which the pipeline fills, not {self.steps}")
 
 
 def run(system: System, profile: Profile, workers: int, settings: Settings = Settings()) -> Figures:  # noqa: B008
@@ -65,24 +79,23 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
     actions = build(system, settings.steps, cluster.micro_batches, cluster.options)
     lanes: dict[str, float] = {}
     raw = 0.0
-    ends: list[tuple[Run, float]] = []
+    ends: list[float] = []
     timeline = Timeline()
     begin = 0.0
-    counted = max(1, settings.steps - WARMUP)
+    counted = settings.steps - WARMUP
     for one in simulate(actions, cluster.cost(), workers, profile.cores):
         action, start, stop = one.action, float(one.start[0]) / 1e3, float(one.stop[0]) / 1e3
         timeline.add(action, start, stop)
-        if action.batch >= settings.steps - counted:
+        if action.batch >= WARMUP:
             lanes[action.lane] = lanes.get(action.lane, 0.0) + 1e3 * (stop - start) / counted
             raw += 1e3 * (stop - start) / counted if action.stage in COMM else 0.0
         if action.stage == "step":
-            ends.append((one, float(one.stop.max())))
-            if len(ends) == settings.steps - counted:
-                timeline.restart()
+            ends.append(float(one.stop.max()))
             timeline.close_step(action.name, begin, stop)
+            if len(ends) == WARMUP:
+                timeline.restart()
             timeline.forget(action.batch - 4)
             begin = stop
-    first = ends[-counted - 1][1] if len(ends) > counted else 0.0
     exposed = {stage: kinds["exposed_ms"] for stage, kinds in timeline.report().items()}
     others = {lane: ms for lane, ms in lanes.items() if lane != "compute"}
     busiest = max(others, key=lambda lane: others[lane])
@@ -91,7 +104,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
         workers,
         cluster.micro_batches,
         cluster.batch,
-        (ends[-1][1] - first) / counted,
+        (ends[-1] - ends[WARMUP - 1]) / counted,
         sum(exposed.get(stage, 0.0) for stage in LOOKUP),
         sum(exposed.get(stage, 0.0) for stage in COMM),
         sum(exposed.get(stage, 0.0) for stage in DENSE),
@@ -105,11 +118,8 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
 def cluster_of(system: System, profile: Profile, workers: int, settings: Settings) -> Cluster:
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, not {workers}")
-    topology: Topology = FullMesh(workers)
-    if system.grouped:
-        if workers % profile.groups:
-            raise ValueError(f"{workers} workers cannot be divided into {profile.groups} groups for {system.name}")
-        topology = Grouped(workers, groups=profile.groups)
+    text = f"groups:{profile.groups}" if system.grouped else settings.topology
+    topology = parse(text, workers)
     micro_batches = (settings.micro_batches or profile.micro_batches) if system.pipelined else 1
     batch = settings.batch or profile.samples
     if micro_batches > batch:

@@ -58,6 +58,8 @@ class Head:
     title: str
     samples: int
     """Of a worker's batch, for which the costs are."""
+    workers: int = 2
+    """Of the cluster that the profile describes."""
     micro_batches: int = 8
     groups: int = 4
     """Of 2D sparse parallelism: tables are divided within a group, and groups hold copies."""
@@ -80,7 +82,7 @@ class Profile(Head):
     stages: dict[str, StageCost]
 
     def __post_init__(self) -> None:
-        for name in ("samples", "micro_batches", "groups", "reference_workers", "buckets"):
+        for name in ("samples", "workers", "micro_batches", "groups", "reference_workers", "buckets"):
             if getattr(self, name) < 1:
                 raise ProfileError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.network.share <= 1:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nestpipe.schedule import Options, dbp, fwp, nested, serial
+from nestpipe.schedule import build as plain_build
 from nestpipe.schedule.action import Action
+from nestpipe.schedule.check import Violation, examine
 from nestpipe.schedule.options import DEFAULT
 
 Builder = Callable[[int, int, int, Options], list[Action]]
@@ -56,3 +59,17 @@ def build(system: System, batches: int, micro_batches: int, options: Options) ->
     """The whole list for a number of batches: what is issued for batches beyond the last is left out."""
     steps = (system.builder(step, micro_batches, 0, options) for step in range(batches))
     return [action for step in steps for action in step if action.batch < batches]
+
+
+@functools.cache
+def exact(name: str) -> str:
+    """What `check` says of a system's schedule: "yes" or "no".  Of groups it cannot tell: their copies are summed in some way."""
+    system = SYSTEMS[name]
+    if system.grouped:
+        return "as its groups are"
+    micro_batches = 2 if system.pipelined else 1
+    batches, options = 5, Options(late_weights=False)
+    found = examine(
+        build(system, batches, micro_batches, options), plain_build("serial", batches, micro_batches, options)
+    )
+    return "no" if isinstance(found, Violation) else "yes"

@@ -72,17 +72,18 @@ class Hierarchical(Topology):
         return within + between.ms(network, mb * between.remote())
 
 
-KINDS = "full-mesh, groups:G, hierarchical:K"
+FULL_MESH = "full-mesh"
+KINDS = f"{FULL_MESH}, groups:G, hierarchical:K"
 
 
 def parse(text: str, workers: int) -> Topology:
     """As on the command line."""
     kind, _, number = text.partition(":")
-    if text == "full-mesh":
+    if text == FULL_MESH:
         return FullMesh(workers)
     if kind in ("groups", "hierarchical") and number.isascii() and number.isdigit() and int(number) > 0:
         parts = int(number)
         if workers % parts:
-            raise ValueError(f"--topology {text} does not divide {workers} workers")
+            raise ValueError(f"{workers} workers cannot be divided by the {parts} of {text!r}")
         return Grouped(workers, groups=parts) if kind == "groups" else Hierarchical(workers, per_host=parts)
     raise ValueError(f"--topology must be one of {KINDS}, not {text!r}")

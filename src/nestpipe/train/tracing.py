@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from nestpipe.comm.world import World
-from nestpipe.schedule.timeline import Span, Timeline
 from nestpipe.schedule.action import Action
+from nestpipe.schedule.timeline import Span, Timeline
 from nestpipe.schedule.trace import merge
 
 
