@@ -162,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--rounds", type=int, metavar="N", help="turns that each rung takes; default what the ladder says"
     )
+    bench.add_argument("--workers", type=int, metavar="N", help="workers of every rung; default what the ladder says")
     bench.add_argument(
         "--link",
         default="none",

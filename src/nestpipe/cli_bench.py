@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,10 @@ def bench(args: argparse.Namespace) -> int:
     if args.data is not None:
         raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder makes its own data")
     ladder = load_ladder(args.ladder).only(args.rungs)
+    if args.workers is not None:
+        ladder = replace(ladder, workers=args.workers)
+    if ladder.workers < 1:
+        raise ValueError(f"--workers must be at least 1, not {ladder.workers}")
     rounds = args.rounds if args.rounds is not None else ladder.rounds
     if rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
@@ -48,6 +53,7 @@ def _bench_clustering(args: argparse.Namespace) -> int:
         ("--peers", args.peers),
         ("--rung", args.rungs),
         ("--rounds", args.rounds),
+        ("--workers", args.workers),
         ("--link", args.link != "none"),
     ):
         if given:

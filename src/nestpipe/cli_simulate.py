@@ -192,7 +192,17 @@ def _sweep(args: argparse.Namespace, profile: Profile, workers: list[int], setti
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    raise ValueError("--calibrate is not there yet")
+    from nestpipe.lab.calibrate import calibrate, to_toml
+    from nestpipe.train.display import Display
+
+    if not args.calibrate.endswith(".toml") or not Path(args.calibrate).absolute().parent.is_dir():
+        raise ValueError(f"--calibrate {args.calibrate}: give a file that ends in .toml, in a folder that is there")
+    with Display("calibrate") as display:
+        values, measured = calibrate(display.show)
+    Path(args.calibrate).write_text(to_toml(values), encoding="utf-8")
+    print(f"{args.calibrate}: use it with `nestpipe simulate --profile {args.calibrate}`")
+    write_json(args.json, {"profile": values, "measured": measured})
+    return 0
 
 
 def _workers(text: str | None, profile: Profile) -> list[int]:

@@ -370,4 +370,5 @@ def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
         summary["bytes_sent"] = max(report["bytes_sent_by_rank"])
         summary["disk_rows"] = report.get("disk_rows", {})
         summary["micro_batches_chosen"] = report.get("micro_batches_chosen", [])
+        summary["buckets"] = report.get("buckets", 1)
     return summary

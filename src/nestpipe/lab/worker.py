@@ -146,6 +146,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         "bytes_sent": sent / (config["steps"] * config["turns"]),
         "disk_rows": rows,
         "micro_batches_chosen": pipeline.plan.choices,
+        "buckets": pipeline.options.buckets,
     }
 
 
@@ -213,6 +214,7 @@ def main() -> None:
             "bytes_sent_by_rank": [rank["bytes_sent"] for rank in ranks],
             "disk_rows": ranks[0]["disk_rows"],
             "micro_batches_chosen": ranks[0]["micro_batches_chosen"],
+            "buckets": ranks[0]["buckets"],
             "config": config,
         }
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from nestpipe.schedule.draw_svg import COLOURS, GRID, INK, PAPER, QUIET
@@ -19,25 +20,28 @@ Line = Sequence[tuple[float, float]]
 
 def plot(lines: Mapping[str, Line], title: str, across: str, up: str) -> str:
     """Every line with its name at its end.  Both axes by powers where values differ a lot."""
-    values = sorted({x for line in lines.values() for x, _ in line})
+    xs = sorted({x for line in lines.values() for x, _ in line})
+    across_axis = Axis.over(xs[0], xs[-1], LEFT, WIDTH - RIGHT)
     heights = [y for line in lines.values() for _, y in line]
-    x_of = _scale(values, LEFT, WIDTH - RIGHT)
-    low, high = (
-        (0.0, max(heights) * 1.06) if max(heights) < 12 * min(heights) else (min(heights) / 1.2, max(heights) * 1.2)
+    low, high = min(heights), max(heights)
+    room = 0.06 * (high - low) or 1.0
+    near = high < 1.5 * low  # then the differences are what is to be seen, not the height
+    up_axis = Axis.over(
+        low - room if near else min(low, high / 12), high + room, HEIGHT - BOTTOM, TOP, from_zero=not near
     )
-    y_of = _axis(low, high, HEIGHT - BOTTOM, TOP)
+    x_of, y_of = across_axis.place, up_axis.place
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'font-family="Helvetica, Arial, \'DejaVu Sans\', sans-serif" font-size="12" role="img" aria-label="{escape(title)}">',
         f'<rect width="100%" height="100%" rx="6" fill="{PAPER}"/>',
         f'<text x="16" y="28" font-size="15" font-weight="bold" fill="{INK}">{escape(title)}</text>',
     ]
-    for tick in _ticks(low, high):
+    for tick in up_axis.ticks():
         y = y_of(tick)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{QUIET}">{_word(tick)}</text>')
     last = -math.inf
-    for value in values:
+    for value in xs:
         x = x_of(value)
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM + 4}" stroke="{QUIET}"/>'
@@ -62,27 +66,37 @@ def plot(lines: Mapping[str, Line], title: str, across: str, up: str) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _scale(values: Sequence[float], begin: float, end: float):  # type: ignore[no-untyped-def]
-    """By powers where all are positive and the last is many times the first."""
-    if values[0] > 0 and values[-1] >= 8 * values[0]:
-        return _axis(values[0], values[-1], begin, end)
-    low, span = values[0], (values[-1] - values[0]) or 1.0
-    return lambda value: begin + (value - low) / span * (end - begin)
+@dataclass(frozen=True)
+class Axis:
+    """From `low` at pixel `begin` to `high` at `end`, evenly or by powers."""
 
+    low: float
+    high: float
+    begin: float
+    end: float
+    powers: bool
 
-def _axis(low: float, high: float, begin: float, end: float):  # type: ignore[no-untyped-def]
-    if low > 0:
-        return lambda value: begin + math.log(value / low) / math.log(high / low) * (end - begin)
-    return lambda value: begin + (value - low) / (high - low) * (end - begin)
+    @staticmethod
+    def over(low: float, high: float, begin: float, end: float, from_zero: bool = False) -> Axis:
+        """By powers where all is positive and the highest many times the lowest."""
+        if low > 0 and high >= 8 * low:
+            return Axis(low, high, begin, end, True)
+        return Axis(0.0 if from_zero else low, high if high > low else low + 1, begin, end, False)
 
+    def place(self, value: float) -> float:
+        if self.powers:
+            return self.begin + math.log(value / self.low) / math.log(self.high / self.low) * (self.end - self.begin)
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
-def _ticks(low: float, high: float) -> list[float]:
-    if low > 0:
-        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        return [d * 10.0**p for p in powers for d in (1, 2, 5) if low <= d * 10.0**p <= high]
-    step = 10 ** math.floor(math.log10(high))
-    step = next(s for s in (step / 5, step / 2, step, 2 * step) if high / s <= 7)
-    return [i * step for i in range(int(high / step) + 1)]
+    def ticks(self) -> list[float]:
+        """Round numbers, some five."""
+        if self.powers:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            return [d * 10.0**p for p in powers for d in (1, 2, 5) if self.low <= d * 10.0**p <= self.high]
+        span = self.high - self.low
+        unit = 10.0 ** math.floor(math.log10(span))
+        step = next(s for s in (unit / 5, unit / 2, unit, 2 * unit) if span / s <= 7)
+        return [i * step for i in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
 def _apart(places: Mapping[str, float]) -> dict[str, float]:
@@ -96,4 +110,4 @@ def _apart(places: Mapping[str, float]) -> dict[str, float]:
 
 
 def _word(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

@@ -67,8 +67,8 @@ class Head:
     """With which scaling is compared."""
     buckets: int = 1
     late_weights: bool = False
-    cores: float = 0.0
-    """Of one worker's host; 0: more than its lanes could use."""
+    machine_cores: float = 0.0
+    """Of one machine that all workers share, as in a lab; 0: more than their lanes could use."""
     jitter: float = 0.0
     """Spread of compute from micro-batch to micro-batch and from worker to worker, as a share of it."""
     fitted: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Profile(Head):
             raise ProfileError(f"network.share must be above 0 and at most 1, not {self.network.share}")
         if self.network.mb_per_ms <= 0:
             raise ProfileError(f"network.mb_per_ms must be above 0, not {self.network.mb_per_ms}")
-        checked = [("network.", vars(self.network)), ("", {"cores": self.cores, "jitter": self.jitter})]
+        checked = [("network.", vars(self.network)), ("", {"machine_cores": self.machine_cores, "jitter": self.jitter})]
         checked += [(f"stages.{stage}.", vars(cost)) for stage, cost in self.stages.items()]
         for place, values in checked:
             for key, value in values.items():

@@ -31,7 +31,7 @@ AXES = {
     "micro": Axis(
         "micro-batches per batch",
         (2, 4, 8, 16, 32),
-        ("fwp", "nestpipe", "nestpipe+2d-sp"),
+        ("nestpipe", "nestpipe+2d-sp"),
         lambda s, value: replace(s, micro_batches=int(value)),
     ),
     "batch": Axis(
