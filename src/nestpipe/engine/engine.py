@@ -89,6 +89,10 @@ class Engine:
             self._perform(mine, flights[mine.batch])
             self.raise_failure()
 
+    def stage(self, name: str) -> StageFunction:
+        """What a stage runs."""
+        return self._stages[name]
+
     def replace(self, **stages: StageFunction) -> None:
         """Other functions for some stages: to measure a step without them, or to break it on purpose."""
         self._stages = {**self._stages, **stages}

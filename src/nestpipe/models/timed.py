@@ -47,9 +47,15 @@ class Device:
 
     def __init__(self) -> None:
         self._free_at = 0.0
+        self.inputs_at: float | None = None
+        """When the rows of what is launched next arrived, by `time.perf_counter`.  None: just now.
+
+        A host launches ahead of its accelerator, which begins when its inputs are there, even if the host was late to see it.
+        """
 
     def launch(self, seconds: float) -> None:
-        self._free_at = max(self._free_at, time.perf_counter()) + seconds
+        inputs_at = time.perf_counter() if self.inputs_at is None else self.inputs_at
+        self._free_at = max(self._free_at, inputs_at) + seconds
 
     def wait(self) -> None:
         time.sleep(max(0.0, self._free_at - time.perf_counter()))
