@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nestpipe.schedule.timeline import Span
 from nestpipe.schedule import BUILDERS, LANES, build
 from nestpipe.schedule.clock import nominal, run
+from nestpipe.schedule.timeline import Span
 from nestpipe.schedule.trace import VIRTUAL, Trace, merge, problems
 
 
