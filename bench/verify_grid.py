@@ -26,7 +26,12 @@ OPTIONS = {
     "plain": [],
     "clustering": ["pipeline.clustering=true"],
     "by micro": ["memory.window_limit=0.0001"],  # dedup per micro-batch instead of per window
-    "late": ["pipeline.early_reduce=false", "pipeline.early_update=false", "pipeline.look_ahead=0"],
+    "late": [
+        "pipeline.early_reduce=false",
+        "pipeline.early_update=false",
+        "pipeline.look_ahead=0",
+        "pipeline.early_prepare=false",
+    ],
     "early weights": ["pipeline.late_weights=false"],
     "far ahead": ["pipeline.look_ahead=8", "train.clip_norm=0.05"],
 }

@@ -77,6 +77,12 @@ def _check_optimizers(dense: torch.optim.Optimizer | None, sparse: SparseOptimiz
         raise TypeError("sparse_optimizer must be one of nestpipe's: SGD, RowWiseAdagrad, Adagrad, Adam")
 
 
+def host_computes(model: nn.Module) -> bool:
+    """Whether the host's own cores compute the dense part.  A stand-in for an accelerator says `off_host`."""
+    on_host = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    return on_host and not getattr(model, "off_host", False)
+
+
 class TrainPipeline:
     """Trains `model` exactly synchronously on all workers of the launch.
 
@@ -98,6 +104,7 @@ class TrainPipeline:
         early_update: bool = True,
         late_weights: bool = True,
         look_ahead: int = 2,
+        early_prepare: bool | None = None,
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
         dense_rate: Rate | None = None,
@@ -150,6 +157,7 @@ class TrainPipeline:
             early_reduce,
             early_update,
             self._late is not None,
+            host_computes(model) if early_prepare is None else early_prepare,
         )
         watches = early_reduce and schedule != "serial" and self._late is None
         self._watch = BackwardWatch(self.dense.buckets) if watches else None

@@ -207,8 +207,8 @@ def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
 @pytest.mark.parametrize("early", [False, True])
 def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: int, clips: bool, early: bool) -> None:
     """Whatever a builder may vary gives what `serial` gives with the same options."""
-    for early_update, late_weights in itertools.product((False, True), repeat=2):
-        options = Options(buckets, clips, look_ahead, early, early_update, late_weights)
+    for early_update, late_weights, early_prepare in itertools.product((False, True), repeat=3):
+        options = Options(buckets, clips, look_ahead, early, early_update, late_weights, early_prepare)
         assert check(build(schedule, 4, 3, options), build("serial", 4, 3, options)) is None
 
 

@@ -111,6 +111,8 @@ class Loss(torch.autograd.Function):
 class Timed(nn.Module):
     """Returns a smooth loss of all embeddings and of the dense parameters, after a while."""
 
+    off_host = True
+
     def __init__(self, config: TimedConfig, features: Sequence[str], tables: TableDefaults | None = None) -> None:
         super().__init__()
         tables = tables or TableDefaults()

@@ -32,9 +32,9 @@ def filling(start: int, options: Options) -> list[Action]:
     ]
 
 
-def preparing(step: int, start: int, options: Options, computed: Name) -> list[Action]:
-    """Stages 1 to 4 for the step after `step`, as soon as this one has `computed`: what follows leaves the host idle."""
-    return [_early(stage, step + 1 + ahead, start, options, (computed,)) for stage, ahead in AHEAD.items()]
+def preparing(step: int, start: int, options: Options, after: Name) -> list[Action]:
+    """Stages 1 to 4 for the step after `step`."""
+    return [_early(stage, step + 1 + ahead, start, options, (after,)) for stage, ahead in AHEAD.items()]
 
 
 def _early(stage: str, batch: int, start: int, options: Options, after: tuple[Name, ...] = ()) -> Action:
@@ -80,5 +80,5 @@ def opening(batch: int, start: int, options: Options) -> list[Action]:
 
 def meanwhile(batch: int, micro_batches: int, start: int, options: Options) -> list[Action]:
     """What of later batches is done while the dense gradients of this one are summed and stepped with."""
-    computed = boundary_begins(batch, micro_batches, options)
-    return [*opening(batch + 1, start, options), *preparing(batch, start, options, computed)]
+    after = boundary_begins(batch, micro_batches, options) if options.early_prepare else ("embed", batch + 1, 0)
+    return [*opening(batch + 1, start, options), *preparing(batch, start, options, after)]

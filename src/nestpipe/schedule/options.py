@@ -24,6 +24,10 @@ class Options:
     """Backward passes leave gradients of weights to a stage of their own, `weights`.  Where the model has late layers, and then
     under every schedule: sums round differently without it."""
 
+    early_prepare: bool = True
+    """Later batches are prepared from the end of a batch's compute on, when a host that computes itself has least to do.
+    Otherwise from the first rows of the next batch on: where an accelerator computes, the host is needed at the boundary."""
+
     @property
     def update_waits(self) -> bool:
         """Whether rows may be updated only after all workers have agreed."""

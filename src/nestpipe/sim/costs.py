@@ -37,7 +37,8 @@ class Cluster:
 
     @property
     def options(self) -> Options:
-        return Options(buckets=self.profile.buckets, late_weights=self.profile.late_weights)
+        profile = self.profile
+        return Options(buckets=profile.buckets, late_weights=profile.late_weights, early_prepare=False)
 
     def cost(self) -> Callable[[Action], Cost]:
         """Drawn anew: the same numbers every time."""

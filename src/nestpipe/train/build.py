@@ -76,6 +76,7 @@ def make_pipeline(
         micro_batches=recipe.pipeline.micro_batches,
         clustering=recipe.pipeline.clustering,
         look_ahead=recipe.pipeline.look_ahead,
+        early_prepare=recipe.pipeline.early_prepare,
         early_reduce=recipe.pipeline.early_reduce,
         early_update=recipe.pipeline.early_update,
         late_weights=recipe.pipeline.late_weights,

@@ -135,6 +135,9 @@ class PipelineSection:
     """Put samples that share keys into the same micro-batch; none = if memory.window_limit may ask for dedup per micro-batch."""
     look_ahead: int = 2
     """How many micro-batches rows travel ahead of compute, in fwp and nested."""
+    early_prepare: bool | None = None
+    """Prepare later batches from the end of a batch's compute on, in dbp and nested; false: from the next batch's first rows on;
+    none = where the host itself computes, as it has least to do then."""
     early_reduce: bool = True
     """Sum dense gradients over the workers while the last backward pass still runs; false for re-entrant checkpointing."""
     early_update: bool = True
