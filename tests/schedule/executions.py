@@ -110,4 +110,4 @@ def _touches(effect: Effect, micro: int, uses: Uses, key: int, workers: list[int
             mine = [micros for micros in mine if met[effect.use](micros)]
         if not mine:
             return False
-    return True
+    return not any((key, batch, w) in uses for batch in effect.without for w in workers)

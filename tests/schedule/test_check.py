@@ -146,6 +146,17 @@ def test_a_gradient_sent_before_its_last_use(schedule: str) -> None:
     assert "window grads 1" in found.why
 
 
+@pytest.mark.parametrize("schedule", ["dbp", "nested"])
+@pytest.mark.parametrize("batch", [0, 3])
+def test_rows_left_out_that_nobody_brings(schedule: str, batch: int) -> None:
+    """`sync` brings rows of the batch before; those of any other batch must be retrieved."""
+    actions = build(schedule, 5, 2)
+    retrieve = actions[place(actions, "retrieve 2")]
+    effects = tuple(replace(e, without=(1, batch)) if e.kind == "copy" else e for e in retrieve.effects)
+    found = broken(changed(actions, "retrieve 2", effects=effects))
+    assert [b for b, _, _ in found.rows.uses] == sorted((batch, 2)), str(found)
+
+
 def test_agreed_before_the_last_accumulate() -> None:
     """The norm of gradients that are not complete."""
     actions = waiting(build("dbp", 4, 2), "agree 0", "reduce 0.0")

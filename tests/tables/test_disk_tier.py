@@ -160,6 +160,30 @@ def test_lookups_change_nothing(tmp_path: Path) -> None:
     assert (store.disk.rows_written, len(store)) == before[1:]
 
 
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
+def test_what_is_skipped_is_not_touched_and_can_be_written_back(
+    tmp_path: Path, seed: int, share: float, on_disk: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    group = group_of()
+    store: KeyedRows = tiered(tmp_path, 16, group) if on_disk else RowStore(group, 0)
+    twin = RowStore(group, 0)
+    train([store, twin], rng, 60, 100)
+    tables, keys = batch_of(rng, 60, 100)
+    skip = np.flatnonzero(rng.random(len(keys)) < share)
+    values, state = retrieved(twin, tables, keys)
+    mine, mine_state = np.full_like(values, np.nan), np.full_like(state, np.nan)
+    found = store.retrieve(tables, keys, mine, mine_state, skip)
+    assert np.isnan(mine[skip]).all() and np.isnan(mine_state[skip]).all()
+    mine[skip], mine_state[skip] = values[skip], state[skip]
+    assert np.array_equal(mine, values) and np.array_equal(mine_state, state)
+    for one, where in ((store, found), (twin, None)):
+        one.writeback(tables, keys, mine + 1, mine_state + 1, where)
+    assert_same(store, twin)
+    store.close()
+
+
 def test_a_row_is_in_dram_or_on_disk(tmp_path: Path) -> None:
     """Promise: the budget is kept, and every row has exactly one home that no other row has."""
     store = tiered(tmp_path, 50)

@@ -92,17 +92,20 @@ class SparseStages:
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.
 
-        Makes room for its gradients, and for rows and gradients of the window, too.
+        Those that the previous batch is still changing are left for `sync`.  Makes room for the batch's gradients, and for rows
+        and gradients of the window, too.
         """
         owned = _routes(flight).owned
         flight.buffers = self.buffers.take(f"batch {flight.number}", [len(plan) for plan in owned], self._holders)
-        flight.found = [
-            store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state)
-            for store, plan, buffer in zip(self.stores, owned, flight.buffers)
-        ]
         if flight.previous is not None:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
+        flight.found = [
+            store.retrieve(
+                plan.tables, plan.keys, buffer.values, buffer.state, flight.shared[g][1] if flight.shared else None
+            )
+            for g, (store, plan, buffer) in enumerate(zip(self.stores, owned, flight.buffers))
+        ]
         for buffer in flight.buffers:
             torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
         self._make_windows(flight)

@@ -1,8 +1,9 @@
 """Dual-Buffer Pipelining: when batch t computes, t+1 is being retrieved, and t+2 is routed, t+3 moved and t+4 loaded already.
 
-Two buffers hold rows: that of t, being trained, and that of t+1, being filled.  What `retrieve` read too early (rows that t is
-still changing) is put right by `sync`, which copies the rows that both batches touch, values and optimizer state.  Rows that t-1
-changed and t does not touch are in the store in time, because `writeback(t-1)` comes before `retrieve(t+1)`.
+Two buffers hold rows: that of t, being trained, and that of t+1, being filled.  Rows that both batches touch would be read too
+early, as t is still changing them: `retrieve` leaves them out, and `sync` copies them from one buffer to the other, values and
+optimizer state.  Rows that t-1 changed and t does not touch are in the store in time, because `writeback(t-1)` comes before
+`retrieve(t+1)`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,15 @@ def _early(stage: str, batch: int, start: int, options: Options, after: tuple[Na
         if batch >= start + 2:
             # rows of t-2 that t-1 does not touch must be in the store; and the buffer of t-2 is free only then
             waits.append(("writeback", batch - 2, -1))
-    return act(stage, batch, waits=tuple(waits), options=options)
+    action = act(stage, batch, waits=tuple(waits), options=options)
+    return unshared(action) if stage == "retrieve" and batch > start else action
+
+
+def unshared(retrieve: Action) -> Action:
+    """Rows that the batch before touches too are left out: `sync` brings them."""
+    before = (retrieve.batch - 1,)
+    effects = (replace(e, without=before) if e.kind == "copy" else e for e in retrieve.effects)
+    return replace(retrieve, effects=tuple(effects))
 
 
 def sync(step: int, start: int, options: Options) -> Action:

@@ -1,8 +1,9 @@
 """What each stage does to state: the part of a schedule that `check` reasons about.
 
 State is named by tuples.  Some of it is rows (the tables, a batch's buffer, a window, gradients): an effect on rows touches only
-the keys that occur in all of `batches`, and for a micro-batch only those used in it as `use` says.  Whatever is not a copy is an
-unknown function of everything the action reads, so two schedules are equal when every action reads the same.
+the keys that occur in all of `batches` and in none of `without`, and for a micro-batch only those used in it as `use` says.
+Whatever is not a copy is an unknown function of everything the action reads, so two schedules are equal when every action reads
+the same.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Effect:
     """Rows: only of keys that occur in all of these batches.  Empty: not rows, but the whole state."""
     use: str = ""
     """Rows in a micro-batch: "first" or "last" used in it, or "used" in it."""
+    without: tuple[int, ...] = ()
+    """Rows: only of keys that occur in none of these batches."""
 
 
 STORE = (("store", "values"), ("store", "state"))

@@ -75,6 +75,13 @@ class Classes:
                 touched = touched._but(batch, wanted)
             if not wanted:
                 return None, others
+        for batch in effect.without:
+            may = touched._known.get(batch, self._uses.everything)
+            if may & self._uses.present:
+                others.append(touched._but(batch, may & self._uses.present))
+                touched = touched._but(batch, may & ~self._uses.present)
+            if not may & ~self._uses.present:
+                return None, others
         return touched, others
 
     def example(self) -> RowClass:

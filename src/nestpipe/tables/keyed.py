@@ -28,10 +28,18 @@ class KeyedRows(ABC):
         self._scales = np.array([t.init_scale for t in group.tables], np.float64)
 
     @abstractmethod
-    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> Found:
+    def retrieve(
+        self,
+        tables: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        state: np.ndarray,
+        skip: np.ndarray | None = None,
+    ) -> Found:
         """Fills values [R, D] and state [R, S] for every key; a key without a row gets its first value and zero state.
 
-        Returns where the rows were, for `writeback`.
+        `skip`: places of keys that somebody else fills; nothing is read or written for them.  Returns where the rows of all keys
+        were, for `writeback`.
         """
 
     @abstractmethod
@@ -67,6 +75,16 @@ class KeyedRows(ABC):
     def __len__(self) -> int:
         return len(self.index)
 
+    def _wanted(self, slots: np.ndarray, skip: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Slots to read, -1 where there is none or it is not asked for; and the places of keys that have none."""
+        if skip is None or not len(skip):
+            return slots, np.flatnonzero(slots < 0)
+        wanted = slots.copy()
+        wanted[skip] = 0
+        missing = np.flatnonzero(wanted < 0)
+        wanted[skip] = -1
+        return wanted, missing
+
     def rows_of(self, table: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys of one table, ascending, and their slots."""
         tables, keys, slots = self.index.items()
@@ -75,10 +93,9 @@ class KeyedRows(ABC):
         return keys[order], slots[order]
 
     def _begin(
-        self, slots: np.ndarray, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray
+        self, missing: np.ndarray, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray
     ) -> None:
-        """First values and zero state for keys without a slot."""
-        missing = np.flatnonzero(slots < 0)
+        """First values and zero state for the keys at these places."""
         state[missing] = 0
         if len(missing):
             kernels.first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)

@@ -27,13 +27,20 @@ class RowStore(KeyedRows):
         self.values = Slab(group.dtype, (group.dim,), max_rows)
         self.state = Slab(group.dtype, (group.state_width,), max_rows)
 
-    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> Found:
+    def retrieve(
+        self,
+        tables: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        state: np.ndarray,
+        skip: np.ndarray | None = None,
+    ) -> Found:
         found = self.index.look(keys, tables)
-        slots = found.slots
+        slots, missing = self._wanted(found.slots, skip)
         kernels.gather(self.values.rows, slots, values)
         if state.shape[1]:
             kernels.gather(self.state.rows, slots, state)
-        self._begin(slots, tables, keys, values, state)
+        self._begin(missing, tables, keys, values, state)
         return found
 
     def writeback(

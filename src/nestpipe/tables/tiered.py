@@ -79,11 +79,19 @@ class TieredRowStore(KeyedRows):
         )
         self._lock = threading.Lock()
 
-    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> Found:
+    def retrieve(
+        self,
+        tables: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        state: np.ndarray,
+        skip: np.ndarray | None = None,
+    ) -> Found:
         with self._lock:
             found = self.index.look(keys, tables)
-            self._fetch(found.slots, values, state)
-        self._begin(found.slots, tables, keys, values, state)
+            wanted, missing = self._wanted(found.slots, skip)
+            self._fetch(wanted, values, state)
+        self._begin(missing, tables, keys, values, state)
         return found
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
