@@ -18,8 +18,8 @@ BETWEEN = "between"
 
 KEPT = 20_000
 """Spans that a trace shows at most: the last hundreds of steps of a run, however long it was."""
-FEW = 1_000
-"""Spans that are kept of every run: its last steps, some twenty with 8 micro-batches."""
+FEW = 600
+"""Spans that are kept of every run: its last steps, a dozen with 8 micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)

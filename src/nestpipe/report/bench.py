@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nestpipe.report.files import ReportError, count, mapping, number, text
+from nestpipe.report.files import ReportError, count, mapping, number, sequence, text
 from nestpipe.schedule.action import LANES, STAGES
 from nestpipe.schedule.draw_svg import WHITE
 
@@ -54,7 +54,7 @@ def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> 
         "rungs": rungs,
         "against": against,
         "limit": _limit(result, rungs),
-        "hidden": [_hidden(mapping(h)) for h in result.get("hidden") or [] if isinstance(h, dict)],
+        "hidden": [_hidden(mapping(h)) for h in sequence(result.get("hidden"))],
         "stages": _stages(rungs),
         "table": None,
     }
@@ -62,7 +62,7 @@ def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> 
 
 def _rung(rung: dict[str, Any]) -> dict[str, Any] | None:
     name = text(rung.get("name"))
-    all_ms = [number(ms) for ms in rung.get("step_ms_all") or []] if isinstance(rung.get("step_ms_all"), list) else []
+    all_ms = [number(ms) for ms in sequence(rung.get("step_ms_all"))]
     times = [ms for ms in all_ms if ms is not None and ms >= 0]
     if name is None or not times or len(times) != len(all_ms):
         return None
@@ -98,12 +98,7 @@ def _limit(result: dict[str, Any], rungs: list[dict[str, Any]]) -> dict[str, Any
     told = mapping(result.get("limit"))
     spread = _spread(told.get("ms"))
     if spread is not None:
-        names = told.get("rungs")
-        return {
-            "ms": spread["median"],
-            "about": False,
-            "rungs": [n for n in names if text(n)] if isinstance(names, list) else [],
-        }
+        return {"ms": spread["median"], "about": False, "rungs": [n for n in sequence(told.get("rungs")) if text(n)]}
     ratios = [
         rung["median"] / rung["of_limit"]["median"] for rung in rungs if rung["of_limit"] and rung["of_limit"]["median"]
     ]
@@ -111,7 +106,7 @@ def _limit(result: dict[str, Any], rungs: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _hidden(hidden: dict[str, Any]) -> str:
-    stages = " and ".join(s for s in hidden.get("stages") or [] if isinstance(s, str))
+    stages = " and ".join(s for s in sequence(hidden.get("stages")) if text(s))
     share, exposed, left = (
         number(hidden.get(key)) or 0.0 for key in ("hidden_share", "exposed_ms", "still_exposed_ms")
     )

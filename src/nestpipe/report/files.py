@@ -60,3 +60,7 @@ def text(value: Any) -> str | None:
 def mapping(value: Any) -> dict[str, Any]:
     """The object, or an empty one where something else stands in its place."""
     return value if isinstance(value, dict) else {}
+
+
+def sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.report.exposed import COMPUTE
-from nestpipe.report.files import ReportError, count, mapping, number, parse_json, read_json, read_text, text
+from nestpipe.report.files import ReportError, count, mapping, number, parse_json, read_json, read_text, sequence, text
 from nestpipe.report.series import charts
 from nestpipe.report.timeline import read_timeline, sums_of
 from nestpipe.schedule.action import STAGES
@@ -174,7 +174,7 @@ def _facts(summary: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
 
 
 def _chosen(chosen: Any) -> str | None:
-    pairs = [pair for pair in chosen if isinstance(pair, list) and len(pair) == 2] if isinstance(chosen, list) else []
+    pairs = [pair for pair in sequence(chosen) if isinstance(pair, list) and len(pair) == 2]
     return ", ".join(f"{micro} from batch {batch}" for batch, micro in pairs) or None
 
 

@@ -11,6 +11,9 @@ from nestpipe.report.files import mapping, number
 MOST_POINTS = 2000
 """Of a line of a chart; beyond it only the least and the most of every piece stay."""
 
+MOST = 2.0**53
+"""Beyond it a browser cannot count on, and no run gets there."""
+
 Points = list[tuple[float, float]]
 
 
@@ -62,7 +65,7 @@ def _line(records: list[dict[str, Any]], key: str) -> Points:
     found = []
     for record in records:
         step, value = number(record["step"]), number(record.get(key))
-        if step is not None and value is not None:
+        if step is not None and value is not None and abs(step) < MOST and abs(value) < MOST:
             found.append((step, value))
     return sorted(found)
 

@@ -37,7 +37,7 @@ function rungBars({ rungs, limit }) {
     if (rung.all.length > 1) track.append(el("div", { class: "spread", style: { left: at(rung.least), width: at(rung.most - rung.least) } }));
     for (const ms of rung.all.slice(0, 200)) track.append(el("div", { class: "dot", style: { left: at(ms) } }));
     if (limit) track.append(el("div", { class: "limit", style: { left: at(limit.ms) } }));
-    grid.append(el("div", { class: "label" }, rung.name, rung.peer ? el("small", { text: rung.peer }) : null), track,
+    grid.append(el("div", { class: "label", text: rung.name }), track,
       el("div", { class: "value" }, fixed(rung.median, 1) + " ms", el("small", { text: `${fixed(rung.least, 1)} to ${fixed(rung.most, 1)}` })));
   }
   grid.append(el("div"), axisUnder(most), el("div"));
@@ -85,7 +85,7 @@ function piles({ rungs, stages }) {
           text: wide ? stage.name : "", style: { width: `${share}%`, background: stage.colour, color: inkOn(stage.colour) } }));
       }
       pile.setAttribute("aria-label", `${rung.name}, ${kind}, ms: ${told.join(", ")}`);
-      grid.append(el("div", { class: "what", text: `${kind} ${fixed(sum(rung, kind), 0)} ms` }), pile);
+      grid.append(el("div", { class: kind === "busy" ? "what" : "what second", text: `${kind} ${fixed(sum(rung, kind), 0)} ms` }), pile);
     }
   }
   grid.append(el("div"), el("div"), axisUnder(most));

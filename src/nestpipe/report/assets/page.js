@@ -8,7 +8,7 @@ function themeButton() {
   const show = () => {
     const dark = chosen ? chosen === "dark" : system.matches;
     document.documentElement.dataset.theme = dark ? "dark" : "light";
-    button.textContent = dark ? "☀ Light" : "☾ Dark";
+    button.replaceChildren(dark ? "☀" : "☾", el("span", { text: dark ? " Light" : " Dark" }));
     button.setAttribute("aria-label", `switch to ${dark ? "light" : "dark"} colours`);
     for (const draw of themed) draw();
   };

@@ -15,6 +15,7 @@ function firstAfter(stops, at) {
 class Timeline {
   constructor(data) {
     this.data = data;
+    this.home = data.view;
     [this.from, this.to] = data.view;
     this.several = data.workers.some((w) => w.lanes.some((lane) => lane.micro.some((micro) => micro > 0)));
     this.shown = data.workers.length > 4 ? [0] : data.workers.map((_, i) => i);
@@ -121,7 +122,7 @@ class Timeline {
   reset() {
     this.chosen = null;
     this.say("");
-    this.look(...this.data.view);
+    this.look(...this.home);
   }
   later() {
     if (this.waiting) return;
@@ -131,8 +132,14 @@ class Timeline {
   // ---- drawing
 
   redraw() {
+    const first = this.width === undefined;
     this.width = this.element.clientWidth;
-    this.gutter = this.width < 560 ? 62 : 86;
+    const narrow = this.width < 560;
+    this.gutter = narrow ? 70 : 86;
+    if (first && narrow) { // as many pixels for an action as on a wide screen, or nearly
+      const [from, to] = this.data.view;
+      this.home = [this.from, this.to] = [from + (to - from) / 3, to - (to - from) / 3];
+    }
     for (const [canvas, height] of [[this.canvas, this.height], [this.overview, 34]]) {
       const ratio = Math.min(window.devicePixelRatio || 1, 16000 / height);
       canvas.style.height = height + "px";
@@ -171,6 +178,7 @@ class Timeline {
     g.clearRect(0, 0, this.width, this.height);
     this.bands(g);
     this.ruler(g);
+    this.headings(g);
     g.save();
     g.beginPath();
     g.rect(this.gutter, AXIS, this.width - this.gutter, this.height);
@@ -198,7 +206,12 @@ class Timeline {
       g.textAlign = "left";
       g.fillText(row.lane.name, 6, row.y + LANE / 2 + 0.5);
     });
+  }
+
+  headings(g) {
     for (const head of this.heads) {
+      g.fillStyle = this.paint.paper;
+      g.fillRect(0, head.y, this.width, HEAD);
       g.font = `600 13px ${this.font}`;
       g.fillStyle = this.paint.ink;
       g.fillText(head.worker.name, 6, head.y + HEAD / 2 + 3);
