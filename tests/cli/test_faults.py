@@ -81,6 +81,7 @@ def test_a_diverging_run_names_the_batch(tmp_path: Path) -> None:
     ended = command.wait()
     refused(ended, "batch 1: the ", " is not finite", "clip_norm")
     assert ended.code == 1 and not (command.run / "summary.json").exists()
+    assert {span.action.batch for span in read_trace(command.run / "trace.json", 0)} >= {0, 1}, "what ran until then"
 
 
 def test_a_single_worker_is_interrupted_too(tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_a_single_worker_is_interrupted_too(tmp_path: Path) -> None:
     os.kill(command.pid, signal.SIGINT)
     ended = command.wait()
     assert ended.code == 130 and one_line(ended).startswith("interrupted")
+    assert read_trace(command.run / "trace.json", 0)
 
 
 def _bring_scores_together(world: World) -> str:

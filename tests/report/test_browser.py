@@ -65,6 +65,15 @@ def test_the_timeline_has_every_worker_and_lane(look: Any, run_page: Path) -> No
     assert lanes["workers"] == 1 and lanes["lanes"] == len(LANES)
 
 
+def test_of_many_workers_one_is_shown_at_first(look: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.json"
+    trace.write_text(json.dumps(a_trace(workers=12)))
+    seen = look(written(tmp_path, trace))
+    assert seen.lanes()["workers"] == 1
+    seen.page.select_option(".timeline select", "all")
+    assert seen.lanes()["workers"] == 12 and seen.said == []
+
+
 def test_zooming_and_moving_and_back(look: Any, run_page: Path) -> None:
     """Wheel, buttons, keys and dragging change what is looked at; reset brings back what was there at first."""
     seen = look(run_page)
@@ -106,22 +115,37 @@ def test_zooming_and_moving_and_back(look: Any, run_page: Path) -> None:
     assert seen.said == []
 
 
-def test_two_fingers_zoom(look: Any, run_page: Path) -> None:
+def test_fingers_zoom_and_move(look: Any, run_page: Path) -> None:
+    """Real touches: two that part zoom in, one that goes sideways moves, one that taps tells."""
     seen = look(run_page, **VIEWS["phone"])
     first = seen.lanes()
-    seen.page.evaluate(
-        """() => {
-        const canvas = document.querySelector('canvas.lanes'), box = canvas.getBoundingClientRect();
-        canvas.setPointerCapture = () => {};
-        const send = (kind, id, x) => canvas.dispatchEvent(new PointerEvent(kind,
-            { pointerId: id, pointerType: 'touch', clientX: box.left + x, clientY: box.top + 80, bubbles: true }));
-        send('pointerdown', 1, 150); send('pointerdown', 2, 200);
-        send('pointermove', 2, 260); send('pointermove', 1, 110);
-        send('pointerup', 1, 110); send('pointerup', 2, 260);
-        }"""
+    canvas = seen.page.locator("canvas.lanes")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    device = seen.page.context.new_cdp_session(seen.page)
+
+    def touch(kind: str, *places: float) -> None:
+        points = [{"x": box["x"] + x, "y": box["y"] + 70, "id": i} for i, x in enumerate(places)]
+        device.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", 150)
+    touch("touchStart", 150, 200)
+    for apart in range(0, 61, 10):
+        touch("touchMove", 150 - apart, 200 + apart)
+    touch("touchEnd")
+    zoomed = seen.lanes()
+    assert zoomed["to"] - zoomed["from"] < 0.6 * (first["to"] - first["from"])
+    touch("touchStart", 250)
+    for by in range(0, 101, 20):
+        touch("touchMove", 250 - by)
+    touch("touchEnd")
+    moved = seen.lanes()
+    assert moved["from"] > zoomed["from"] and moved["to"] - moved["from"] == pytest.approx(
+        zoomed["to"] - zoomed["from"]
     )
-    now = seen.lanes()
-    assert now["to"] - now["from"] < 0.5 * (first["to"] - first["from"])
+    seen.page.touchscreen.tap(box["x"] + 200, box["y"] + 26 + 30 + 7.5 * 27)
+    assert "compute: " in seen.page.locator(".timeline .readout").inner_text()
+    assert seen.page.locator(".tip").is_visible() and seen.said == []
 
 
 def test_an_action_tells_what_it_is(look: Any, run_page: Path) -> None:

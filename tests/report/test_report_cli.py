@@ -217,3 +217,24 @@ def test_neither_torch_nor_numba_is_loaded(tmp_path: Path) -> None:
         [sys.executable, "-c", program, "report", str(run)], capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_bench_writes_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`bench --page`: the same page, with the command and the date, which the JSON has too; a bad place is refused first."""
+    from nestpipe import cli_bench
+
+    monkeypatch.setattr(
+        cli_bench, "run_ladder", lambda *_: {k: v for k, v in a_bench().items() if k not in ("date", "command")}
+    )
+    out, figures = tmp_path / "b.html", tmp_path / "b.json"
+    assert main(["bench", "dlrm", "--rounds", "1", "--page", str(out), "--json", str(figures)]) == 0
+    assert str(out) in capsys.readouterr().err
+    written = json.loads(figures.read_text())
+    assert written["command"].startswith("nestpipe bench dlrm --rounds 1 --page") and written["date"]
+    assert written["command"] in out.read_text()
+    assert main(["report", str(figures), "--out", str(tmp_path / "again.html")]) == 0
+    assert (tmp_path / "again.html").read_text() == out.read_text()
+    assert main(["bench", "dlrm", "--page", str(tmp_path / "no" / "b.html")]) == 2
+    assert "--page" in capsys.readouterr().err

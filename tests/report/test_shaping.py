@@ -12,6 +12,7 @@ from made_up import a_bench, a_run, a_summary, a_trace
 from nestpipe.report.bench import colour_of, shape_bench
 from nestpipe.report.exposed import Ran, stage_sums, waits
 from nestpipe.report.read import read
+from nestpipe.report.run import table_of_stages
 from nestpipe.report.series import charts, thinned
 from nestpipe.report.timeline import shape_timeline
 from nestpipe.schedule import BUILDERS, LANES
@@ -43,6 +44,9 @@ def test_a_trace_that_does_not_say_what_was_waited_for() -> None:
     """Older traces: the wait is marked all the same, as unknown; a circle of names ends too."""
     spans = [Ran("compute", 0, 0, 0, 10, None), Ran("compute", 1, 0, 12, 20, None)]
     assert [(w.stage, w.start, w.stop) for w in waits(spans)] == [("unknown", 10, 12)]
+    table = table_of_stages(stage_sums([*spans, Ran("grad", 0, 0, 10, 12, None)], waits(spans)), "a trace")
+    grad = next(row for row in table["rows"] if row["stage"] == "grad")
+    assert grad["exposed"] is None and grad["hidden"] is None and "older" in table["source"]
     circle = [*spans[:1], Ran("grad", 0, 0, 11, 11.5, "embed 0.0"), Ran("embed", 0, 0, 11, 11.5, "grad 0.0")]
     circle.append(Ran("compute", 1, 0, 12, 20, "grad 0.0"))
     assert sum(w.stop - w.start for w in waits(circle)) == pytest.approx(2)
@@ -87,7 +91,7 @@ def test_a_run_that_was_stopped(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 80, "lo')
     data = read(run)
-    assert data["title"] == "run" and len(data["notes"]) == 2
+    assert data["title"] == "run" and len(data["notes"]) == 2, "cut off; no summary"
     assert "trace" in data["stages"]["source"] and len(data["stages"]["rows"]) > 5
 
 

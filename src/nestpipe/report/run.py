@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nestpipe.report.exposed import COMPUTE
+from nestpipe.report.exposed import COMPUTE, UNKNOWN
 from nestpipe.report.files import ReportError, count, mapping, number, parse_json, read_json, read_text, sequence, text
 from nestpipe.report.series import charts
 from nestpipe.report.timeline import read_timeline, sums_of
@@ -35,9 +35,9 @@ def read_run(path: Path) -> dict[str, Any]:
     records = _records(path / "metrics.jsonl", notes) if "metrics.jsonl" in there else []
     timeline = read_timeline(path / "trace.json", REMOVE) if "trace.json" in there else None
     if "summary.json" not in there:
-        notes.append(
-            "The run did not end by itself, or still goes on: there is no summary, and the trace is worker 0's alone."
-        )
+        notes.append("There is no summary: the run did not end by itself, or still goes on.")
+        if timeline is not None and len(timeline["workers"]) == 1:
+            notes.append("The trace is worker 0's: a run that is stopped asks no other.")
     notes += [why for record in records if (why := text(record.get("why")))]
     stages, source = _stages(summary), "over all steps but the first few"
     if stages is None and timeline is not None:
@@ -82,14 +82,16 @@ def read_trace_page(trace: Path, timeline: dict[str, Any]) -> dict[str, Any]:
 
 
 def table_of_stages(stages: dict[str, dict[str, float]], source: str) -> dict[str, Any]:
-    step = sum(ms["exposed_ms"] for ms in stages.values())
-    rows = [
-        {"stage": stage, "busy": ms["busy_ms"], "hidden": ms["hidden_ms"], "exposed": ms["exposed_ms"]}
-        for stage, ms in stages.items()
-    ]
-    for row in rows:
-        row["computes"] = STAGES.get(str(row["stage"])) == COMPUTE
-    return {"rows": rows, "step_ms": step, "source": source}
+    """Where a trace does not say what was waited for, what each stage exposed and hid is not known."""
+    told = UNKNOWN not in stages
+    rows = []
+    for stage, ms in stages.items():
+        computes = STAGES.get(stage) == COMPUTE
+        known = told or computes or stage == UNKNOWN
+        row: dict[str, Any] = {"stage": stage, "busy": ms["busy_ms"], "computes": computes}
+        rows.append(row | {kind: ms[f"{kind}_ms"] if known else None for kind in ("hidden", "exposed")})
+    source += "" if told else "; this trace is an older one, which does not say what compute waited for"
+    return {"rows": rows, "step_ms": sum(ms["exposed_ms"] for ms in stages.values()), "source": source}
 
 
 def _stages(summary: dict[str, Any]) -> dict[str, dict[str, float]] | None:
@@ -160,7 +162,7 @@ def _facts(summary: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
         ("samples", count(summary.get("samples"))),
         ("seconds", _rounded(summary.get("seconds"), 1)),
         ("loss", _rounded(summary.get("loss"), 4)),
-        *((key, _rounded(value, 4)) for key, value in mapping(summary.get("metrics")).items()),
+        *((f"held out: {key}", _rounded(value, 4)) for key, value in mapping(summary.get("metrics")).items()),
         ("rows on worker 0", count(summary.get("rows"))),
         ("MB sent a step, worker 0", _rounded(sent / steps / 1e6, 2) if sent is not None and steps else None),
         ("buffers, highest MB", _rounded(peak / 1e6, 1) if peak is not None else None),

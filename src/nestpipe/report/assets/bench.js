@@ -4,7 +4,7 @@ function benchPage(data) {
   const parts = [];
   if (data.rungs.length) {
     parts.push(section("Step time", "Milliseconds a step of the slowest worker: the bar is the median of the rounds, the line goes from the least to the most, a dot is a round.", rungBars(data)));
-    parts.push(section("Ratios", "How many times faster than the rung above the column: the median over rounds, and its quartiles.", ratioTable(data),
+    parts.push(section("Ratios", "How many times faster than the rung above the column: the median over rounds, and below it the quartiles. Of step times the least and the most.", ratioTable(data),
       ...data.hidden.map((text) => el("p", { class: "note", text }))));
   }
   if (data.rungs.some((rung) => Object.keys(rung.stages).length)) {
@@ -52,16 +52,16 @@ function rungBars({ rungs, limit }) {
 
 function ratioTable({ rungs, against }) {
   const wired = rungs.some((rung) => rung.mb_sent !== null), limited = rungs.some((rung) => rung.of_limit);
-  const heads = ["rung", "ms/step", "least to most", "CPU ms", "samples/s", ...(wired ? ["MB sent"] : []), ...against.map((name) => "× " + name), ...(limited ? ["of the limit"] : [])];
+  const heads = ["rung", "ms/step", "CPU ms", "samples/s", ...(wired ? ["MB sent"] : []), ...against.map((name) => "× " + name), ...(limited ? ["of the limit"] : [])];
   const plain = (value, digits) => value === null || value === undefined ? el("td", { class: "none", text: "–" }) : el("td", { text: fixed(value, digits) });
   const spread = (value) => !value ? el("td", { class: "none", text: "–" })
     : el("td", {}, el("b", { text: fixed(value.median, 2) }), el("small", { text: `${fixed(value.low, 2)} to ${fixed(value.high, 2)}` }));
-  const rows = rungs.map((rung) => el("tr", {}, el("th", { scope: "row", text: rung.name }), plain(rung.median, 1),
-    el("td", { text: `${fixed(rung.least, 1)} to ${fixed(rung.most, 1)}` }), plain(rung.cpu, 1), plain(rung.samples_per_s, 0),
+  const rows = rungs.map((rung) => el("tr", {}, el("th", { scope: "row", text: rung.name }),
+    el("td", {}, el("b", { text: fixed(rung.median, 1) }), el("small", { text: `${fixed(rung.least, 1)} to ${fixed(rung.most, 1)}` })), plain(rung.cpu, 1), plain(rung.samples_per_s, 0),
     ...(wired ? [plain(rung.mb_sent, 2)] : []), ...against.map((name) => spread(Object.hasOwn(rung.ratios, name) ? rung.ratios[name] : null)),
     ...(limited ? [spread(rung.of_limit)] : [])));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "ratios" },
-    el("table", { id: "ratios" }, el("thead", {}, el("tr", {}, ...heads.map((text, i) => el("th", { scope: "col", text, class: i > 4 ? "wrap" : null })))), el("tbody", {}, ...rows)));
+    el("table", { id: "ratios" }, el("thead", {}, el("tr", {}, ...heads.map((text, i) => el("th", { scope: "col", text, class: i > 3 ? "wrap" : null })))), el("tbody", {}, ...rows)));
 }
 
 function piles({ rungs, stages }) {

@@ -79,7 +79,7 @@ function axes(svg, width, points, fromZero) {
     svg.append(svgEl("path", { d: `M${left} ${y(value)}H${right}`, class: i ? "grid" : "axis" }));
     svg.append(svgEl("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, texts[i]));
   });
-  const across = Math.max(1, niceStep(last - first, Math.max(2, (right - left) / 90)));
+  const across = Math.max(1, niceStep(last - first, Math.max(2, (right - left) / 60)));
   for (let i = Math.ceil(first / across); i * across <= last; i++) {
     const at = x(i * across);
     svg.append(svgEl("path", { d: `M${at} ${bottom}v5`, class: "axis" }));

@@ -40,14 +40,15 @@ function keysHelp() {
 }
 
 function stageTable({ rows, step_ms }) {
-  const widest = Math.max(1e-9, ...rows.map((row) => Math.max(row.busy, row.hidden + row.exposed)));
-  const cell = (value) => el("td", { text: fixed(value, 1) });
+  const widest = Math.max(1e-9, ...rows.map((row) => Math.max(row.busy, (row.hidden || 0) + (row.exposed || 0))));
+  const cell = (value) => value === null ? el("td", { class: "none", text: "–" }) : el("td", { text: fixed(value, 1) });
   const body = rows.map((row) => {
-    const bar = el("div", {},
+    const told = row.exposed !== null;
+    const bar = !told ? el("div", {}, el("i", { class: "is-busy", style: { width: `${100 * row.busy / widest}%` } })) : el("div", {},
       el("i", { class: row.computes ? "is-compute" : "is-exposed", style: { width: `${100 * row.exposed / widest}%` } }),
       el("i", { class: "is-hidden", style: { width: `${100 * row.hidden / widest}%` } }));
-    return el("tr", { class: row.busy < 0.05 && row.exposed < 0.05 ? "little" : null }, el("th", { scope: "row", text: row.stage }),
-      cell(row.busy), cell(row.hidden), cell(row.exposed), el("td", { text: fixed(100 * row.exposed / Math.max(step_ms, 1e-9), 0) + " %" }),
+    return el("tr", { class: row.busy < 0.05 && (row.exposed || 0) < 0.05 ? "little" : null }, el("th", { scope: "row", text: row.stage }),
+      cell(row.busy), cell(row.hidden), cell(row.exposed), el("td", { class: told ? null : "none", text: told ? fixed(100 * row.exposed / Math.max(step_ms, 1e-9), 0) + " %" : "–" }),
       el("td", { class: "meter" }, bar));
   });
   const total = el("tr", {}, el("th", { scope: "row", text: "step" }), el("td"), el("td"), el("td", { class: "best", text: fixed(step_ms, 1) }), el("td"), el("td"));

@@ -135,7 +135,7 @@ class Timeline {
     const first = this.width === undefined;
     this.width = this.element.clientWidth;
     const narrow = this.width < 560;
-    this.gutter = narrow ? 70 : 86;
+    this.gutter = narrow ? 74 : 86;
     if (first && narrow) { // as many pixels for an action as on a wide screen, or nearly
       const [from, to] = this.data.view;
       this.home = [this.from, this.to] = [from + (to - from) / 3, to - (to - from) / 3];
@@ -223,7 +223,7 @@ class Timeline {
   }
 
   ruler(g) {
-    const step = niceStep(this.to - this.from, (this.width - this.gutter) / 105);
+    const step = niceStep(this.to - this.from, (this.width - this.gutter) / (this.width < 560 ? 66 : 105));
     const digits = Math.max(0, Math.ceil(-Math.log10(step / 1e3) - 1e-9));
     const { begin } = this.data;
     g.font = `12px ${this.font}`;
