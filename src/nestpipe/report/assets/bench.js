@@ -96,7 +96,7 @@ function piles({ rungs, stages }) {
     return el("td", {}, fixed(ms.busy, 1), el("small", { text: fixed(ms.exposed, 1) }));
   })));
   const table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "stages in figures" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
-  return el("div", {}, grid, legend, el("details", {}, el("summary", { text: "In figures: busy ms a step, and small beside it what was exposed" }), table));
+  return el("div", {}, grid, legend, el("details", {}, el("summary", { text: "In figures: busy ms a step, and below it what was exposed" }), table));
 }
 
 function plainTable({ columns, rows }) {

@@ -41,7 +41,8 @@ function keysHelp() {
 
 function stageTable({ rows, step_ms }) {
   const widest = Math.max(1e-9, ...rows.map((row) => Math.max(row.busy, (row.hidden || 0) + (row.exposed || 0))));
-  const cell = (value) => value === null ? el("td", { class: "none", text: "–" }) : el("td", { text: fixed(value, 1) });
+  const digits = step_ms < 20 ? 2 : 1;
+  const cell = (value) => value === null ? el("td", { class: "none", text: "–" }) : el("td", { text: fixed(value, digits) });
   const body = rows.map((row) => {
     const told = row.exposed !== null;
     const bar = !told ? el("div", {}, el("i", { class: "is-busy", style: { width: `${100 * row.busy / widest}%` } })) : el("div", {},
@@ -51,7 +52,7 @@ function stageTable({ rows, step_ms }) {
       cell(row.busy), cell(row.hidden), cell(row.exposed), el("td", { class: told ? null : "none", text: told ? fixed(100 * row.exposed / Math.max(step_ms, 1e-9), 0) + " %" : "–" }),
       el("td", { class: "meter" }, bar));
   });
-  const total = el("tr", {}, el("th", { scope: "row", text: "step" }), el("td"), el("td"), el("td", { class: "best", text: fixed(step_ms, 1) }), el("td"), el("td"));
+  const total = el("tr", {}, el("th", { scope: "row", text: "step" }), el("td"), el("td"), el("td", { class: "best", text: fixed(step_ms, digits) }), el("td"), el("td"));
   const head = el("tr", {}, ...["stage", "busy", "hidden", "exposed", "of step"].map((text) => el("th", { scope: "col", text })), el("th", { scope: "col" }));
   const legend = el("div", { class: "legend" },
     el("span", {}, el("i", { class: "is-compute" }), "computing"), el("span", {}, el("i", { class: "is-exposed" }), "exposed"),
