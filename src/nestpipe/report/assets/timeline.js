@@ -151,6 +151,7 @@ class Timeline {
       exposed: css("--exposed"), soft: css("--exposed-soft"), hidden: css("--hidden"), focus: css("--focus") };
     this.font = getComputedStyle(document.body).fontFamily;
     this.hatch = this.hatching();
+    this.drawWhole();
     this.draw();
   }
 
@@ -341,11 +342,14 @@ class Timeline {
     }
   }
 
-  // The whole of it: when the first shown worker computes, when it waits, and where we are.
-  drawOverview() {
-    const g = this.overview.getContext("2d"), wide = this.overview.clientWidth, high = 32;
-    const { begin, end } = this.data, scale = wide / (end - begin);
-    g.clearRect(0, 0, wide, high);
+  // The whole of it: when the first shown worker computes and when it waits.  Drawn once, not with every frame.
+  drawWhole() {
+    this.whole = el("canvas");
+    this.whole.width = this.overview.width;
+    this.whole.height = this.overview.height;
+    const g = this.whole.getContext("2d");
+    g.setTransform(this.overview.getContext("2d").getTransform());
+    const { begin, end } = this.data, scale = this.overview.clientWidth / (end - begin);
     const worker = this.heads[0].worker, lane = worker.lanes.find((l) => l.name === "compute");
     const draw = (columns, colour, y, height) => {
       g.fillStyle = colour;
@@ -359,6 +363,17 @@ class Timeline {
     };
     if (lane) draw(lane, this.paint.hidden, 8, 16);
     draw(worker.exposed, this.paint.exposed, 8, 16);
+  }
+
+  // And where in it we are.
+  drawOverview() {
+    const g = this.overview.getContext("2d"), wide = this.overview.clientWidth, high = 32;
+    const { begin, end } = this.data, scale = wide / (end - begin);
+    g.clearRect(0, 0, wide, 34);
+    g.save();
+    g.resetTransform();
+    g.drawImage(this.whole, 0, 0);
+    g.restore();
     const x0 = (this.from - begin) * scale, x1 = (this.to - begin) * scale;
     g.globalAlpha = 0.62;
     g.fillStyle = this.paint.paper;
