@@ -44,7 +44,7 @@ $(PEERS)/.installed: bench/peers/requirements.txt bench/peers/requirements-nodep
 	@touch $@
 
 debian:  ## Debian packages that a bare image lacks (root)
-	apt-get update -qq && apt-get install -y -qq python3 python3-venv python3-dev make bsdextrautils iproute2
+	apt-get update -qq && apt-get install -y -qq python3 python3-venv python3-dev make bsdextrautils iproute2 chromium
 
 clean:  ## remove environments, caches and run directories
 	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

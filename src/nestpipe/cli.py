@@ -21,7 +21,7 @@ PIPE_WIDTH = 240
 """Columns of a table that goes to a pipe: one line for nearly every key, so that grep finds it."""
 
 TRAIN_HELP = """\
-Trains a recipe and writes a run directory: the recipe as run, metrics.jsonl, summary.json.
+Trains a recipe and writes a run directory: the recipe as run, metrics.jsonl, summary.json, trace.json of the last steps.
 
   nestpipe train dlrm                                a shipped recipe, by name
   nestpipe train my.toml --workers 4                 four local processes
@@ -121,7 +121,7 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from nestpipe import cli_lab, cli_schedule, cli_simulate, cli_verify, version
+    from nestpipe import cli_lab, cli_report, cli_schedule, cli_simulate, cli_verify, version
 
     parser = argparse.ArgumentParser(
         prog="nestpipe",
@@ -173,10 +173,12 @@ def _parser() -> argparse.ArgumentParser:
         "--data", metavar="FILE", help="clustering: a MovieLens file (u.data, ml-1m.zip) to measure on, too"
     )
     bench.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
+    bench.add_argument("--page", metavar="FILE.html", help="write a page of them, as `nestpipe report` does")
     bench.set_defaults(command=_bench)
     cli_schedule.add(commands)
     cli_simulate.add(commands)
     cli_lab.add(commands)
+    cli_report.add(commands)
     recipe = commands.add_parser("recipe", help="list every key that a recipe may have")
     recipe.add_argument("kind", nargs="?", help="only keys of this section or kind, such as tables or parquet")
     recipe.set_defaults(command=_recipe)
@@ -309,7 +311,7 @@ def write_json(place: str | None, what: dict[str, Any]) -> None:
 def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.cli_bench import bench
 
-    return bench(args)
+    return bench(args, arguments)
 
 
 def _recipe(args: argparse.Namespace, arguments: list[str]) -> int:

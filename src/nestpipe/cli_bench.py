@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,10 +21,12 @@ CLUSTERING = "clustering"
 """Not a ladder, but measured by the same command."""
 
 
-def bench(args: argparse.Namespace) -> int:
+def bench(args: argparse.Namespace, arguments: list[str]) -> int:
     check_json(args.json)
+    check_json(args.page, "--page")
+    made = {"date": datetime.now().strftime("%Y-%m-%d %H:%M"), "command": shlex.join(["nestpipe", *arguments])}
     if args.ladder == CLUSTERING:
-        return _bench_clustering(args)
+        return _bench_clustering(args, made)
     if args.data is not None:
         raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder makes its own data")
     ladder = load_ladder(args.ladder).only(args.rungs)
@@ -42,11 +47,20 @@ def bench(args: argparse.Namespace) -> int:
         console.print(_stages(result))
     for hidden in result["hidden"]:
         console.print(_told(hidden))
-    write_json(args.json, result)
+    _write(args, result | made)
     return 0
 
 
-def _bench_clustering(args: argparse.Namespace) -> int:
+def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    from nestpipe.cli_report import write
+    from nestpipe.report.bench import shape_bench
+
+    write_json(args.json, result)
+    if args.page:
+        write(Path(args.page), shape_bench(result, args.page), told=sys.stderr)
+
+
+def _bench_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
     from nestpipe.lab.clustering_bench import measure
 
     for flag, given in (
@@ -78,7 +92,7 @@ def _bench_clustering(args: argparse.Namespace) -> int:
             f"{row['cpu_ms']:.1f}",
         )
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
-    write_json(args.json, {"rows": rows})
+    _write(args, {"rows": rows} | made)
     return 0
 
 

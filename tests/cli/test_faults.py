@@ -13,6 +13,7 @@ from commands import Command, nestpipe, one_line, refused, small, soon, until
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
+from nestpipe.schedule.read_trace import read_trace
 from nestpipe.train.launch import as_peer_lost
 from nestpipe.train.metrics import ClickMetrics
 from workers import run_once
@@ -48,7 +49,7 @@ def test_a_stopped_worker_is_waited_for_as_long_as_the_timeout_says(tmp_path: Pa
 
 
 def test_an_interrupted_run_is_over_at_once(tmp_path: Path) -> None:
-    """Ctrl-C in mid-run: exit 130 within 5 s, one line, no half-written summary."""
+    """Ctrl-C in mid-run: exit 130 within 5 s, one line, no half-written summary; worker 0's last steps are kept."""
     command = Command(tmp_path, small(*ENDLESS, workers=2))
     command.once_training(2)
     os.killpg(command.pid, signal.SIGINT)
@@ -56,7 +57,8 @@ def test_an_interrupted_run_is_over_at_once(tmp_path: Path) -> None:
     ended = command.wait()
     assert time.monotonic() - at < soon(5) and ended.code == 130
     assert one_line(ended) == "interrupted; all workers were ended"
-    assert sorted(path.name for path in command.run.iterdir()) == ["metrics.jsonl", "recipe.toml"]
+    assert sorted(path.name for path in command.run.iterdir()) == ["metrics.jsonl", "recipe.toml", "trace.json"]
+    assert read_trace(command.run / "trace.json", 0)
 
 
 def test_a_signal_while_workers_start_ends_them_too(tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ def test_a_diverging_run_names_the_batch(tmp_path: Path) -> None:
     ended = command.wait()
     refused(ended, "batch 1: the ", " is not finite", "clip_norm")
     assert ended.code == 1 and not (command.run / "summary.json").exists()
+    assert {span.action.batch for span in read_trace(command.run / "trace.json", 0)} >= {0, 1}, "what ran until then"
 
 
 def test_a_single_worker_is_interrupted_too(tmp_path: Path) -> None:
@@ -88,6 +91,7 @@ def test_a_single_worker_is_interrupted_too(tmp_path: Path) -> None:
     os.kill(command.pid, signal.SIGINT)
     ended = command.wait()
     assert ended.code == 130 and one_line(ended).startswith("interrupted")
+    assert read_trace(command.run / "trace.json", 0)
 
 
 def _bring_scores_together(world: World) -> str:

@@ -15,10 +15,11 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["train", "verify", "bench", "schedule", "recipe", "--version"]),
+        (["--help"], ["train", "verify", "bench", "schedule", "report", "recipe", "--version"]),
         (["train", "--help"], ["--workers", "--schedule", "--set", "--run", "--json", "--timeout", "dlrm", "torchrun"]),
         (["verify", "--help"], ["--workers", "--schedule", "--steps", "bit for bit", "dlrm"]),
-        (["bench", "--help"], ["--peers", "--rounds", "--json", "dlrm"]),
+        (["bench", "--help"], ["--peers", "--rounds", "--json", "--page", "dlrm"]),
+        (["report", "--help"], ["--out", "--json", "RUN|BENCH", "nestpipe report run.json"]),
     ],
 )
 def test_help_does_not_wait_for_torch(tmp_path: Path, arguments: list[str], words: list[str]) -> None:

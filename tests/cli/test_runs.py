@@ -25,11 +25,12 @@ def rerun(folder: Path, left: Path, **options: Any) -> dict[str, Any]:
     return nestpipe(folder, "train", str(left / "recipe.toml"), "--json", "-", **options).summary()
 
 
-def test_a_run_leaves_recipe_metrics_and_summary(tmp_path: Path) -> None:
-    """One worker: the three files, JSON alone on standard output, and `python -m nestpipe recipe.toml` gives the same digest."""
+def test_a_run_leaves_recipe_metrics_summary_and_trace(tmp_path: Path) -> None:
+    """One worker: the four files, JSON alone on standard output, and `python -m nestpipe recipe.toml` gives the same digest."""
     command = Command(tmp_path, [*small("train.log_every=4", "pipeline.micro_batches=4"), "--json", "-"])
     summary = command.wait().summary()
-    assert sorted(path.name for path in command.run.iterdir()) == ["metrics.jsonl", "recipe.toml", "summary.json"]
+    files = ["metrics.jsonl", "recipe.toml", "summary.json", "trace.json"]
+    assert sorted(path.name for path in command.run.iterdir()) == files
     assert json.loads((command.run / "summary.json").read_text()) == summary
     recipe = tomllib.loads((command.run / "recipe.toml").read_text())
     assert recipe["data"]["samples"] == 2000 and recipe["pipeline"]["micro_batches"] == 4

@@ -33,7 +33,21 @@ def test_a_trace_of_the_virtual_clock(schedule: str, micros: int) -> None:
         event = found[str(span.action)]
         assert event["ts"] == pytest.approx(span.start * 1000, abs=1e-3)
         assert event["dur"] == pytest.approx((span.stop - span.start) * 1000, abs=2e-3)
-        assert event["args"] == {"stage": span.action.stage, "batch": span.action.batch, "micro": span.action.micro}
+        named = {"stage": span.action.stage, "batch": span.action.batch, "micro": span.action.micro}
+        assert named.items() <= event["args"].items() and set(event["args"]) <= {*named, "after"}
+
+
+def test_an_action_names_what_it_waited_for() -> None:
+    """What ended last of all that it came after, on its own lane or another: by the virtual clock it starts when that ends."""
+    actions = build("nested", 5, 3)
+    trace = merge([run(actions, nominal(actions))], unit=VIRTUAL)
+    found = {event["name"]: event for event in events(trace, "X")}
+    after = {name: event["args"].get("after") for name, event in found.items()}
+    assert after["load 0"] is None and after["route 0"] == "move 0" and after["load 1"] == "load 0"
+    waited = [name for name in after if after[name] is not None and name.startswith(("compute", "grad", "update"))]
+    assert all(
+        found[after[name]]["ts"] + found[after[name]]["dur"] == pytest.approx(found[name]["ts"]) for name in waited
+    )
 
 
 def test_a_trace_of_real_spans_of_several_workers_has_one_clock() -> None:

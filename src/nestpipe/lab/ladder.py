@@ -312,7 +312,8 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
         if summary["peer"] is None:
             summary["of_limit"] = _spread([ms / limit for ms, limit in zip(summary["step_ms_all"], limits)])
     hidden = [_hidden(hides, summaries) for hides in ladder.hides]
-    return {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
+    result = {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
+    return {**result, "limit": {"rungs": ladder.limit, "ms": _spread(limits)}} if limits else result
 
 
 def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ BETWEEN = "between"
 
 KEPT = 20_000
 """Spans that a trace shows at most: the last hundreds of steps of a run, however long it was."""
+FEW = 600
+"""Spans that are kept of every run: its last steps, a dozen with 8 micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,11 @@ class Timeline:
 
     def __init__(self, keep: bool = False) -> None:
         self.spans: dict[Name, Span] = {}
-        self.kept: deque[Span] = deque(maxlen=KEPT)
-        """The last spans, where `keep` asks for a trace."""
+        self.kept: deque[Span] = deque(maxlen=KEPT if keep else FEW)
+        """The last spans; many where `keep` asks for a trace."""
         self.busy: dict[str, float] = defaultdict(float)
         self.exposed: dict[str, float] = defaultdict(float)
         self.steps = 0
-        self._keep = keep
         self._last_on_lane: dict[str, Name] = {}
 
     def add(self, action: Action, start: float, stop: float) -> None:
@@ -50,8 +51,7 @@ class Timeline:
         self._last_on_lane[action.lane] = action.name
         self.spans[action.name] = span
         self.busy[action.stage] += stop - start
-        if self._keep:
-            self.kept.append(span)
+        self.kept.append(span)
 
     def close_step(self, last: Name, begin: float, end: float) -> None:
         """Attributes the time from `begin` to `end`, at whose end `last` was the step's last action on the compute lane."""

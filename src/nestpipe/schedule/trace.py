@@ -43,8 +43,22 @@ def merge(workers: Sequence[Sequence[Timed]], offsets: Sequence[float] | None = 
         events += _metadata(rank, [lane for lane in LANES if lane in lanes])
     for rank, (spans, offset) in enumerate(zip(workers, offsets)):
         ordered = sorted(spans, key=lambda s: (s.start, s.stop, LANES.index(s.action.lane)))
-        events += [_event(rank, s, (offset - begin), unit) for s in ordered]
+        afters = _afters(ordered)
+        events += [_event(rank, s, (offset - begin), unit, after) for s, after in zip(ordered, afters)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _afters(spans: Sequence[Timed]) -> list[str | None]:
+    """Per span, in order of time: what ended last of all that it came after, so what it had to wait for if it waited."""
+    by_name = {s.action.name: s for s in spans}
+    on_lane: dict[str, Timed] = {}
+    found: list[str | None] = []
+    for span in spans:
+        before = [by_name[name] for name in span.action.after if name in by_name]
+        before += [on_lane[span.action.lane]] if span.action.lane in on_lane else []
+        found.append(str(max(before, key=lambda s: s.stop).action) if before else None)
+        on_lane[span.action.lane] = span
+    return found
 
 
 def _metadata(rank: int, lanes: Sequence[str]) -> list[dict[str, Any]]:
@@ -62,10 +76,11 @@ def _thread(lane: str) -> int:
     return 1 + LANES.index(lane)
 
 
-def _event(rank: int, span: Timed, shift: float, unit: float) -> dict[str, Any]:
+def _event(rank: int, span: Timed, shift: float, unit: float, after: str | None) -> dict[str, Any]:
     # Both ends in whole nanoseconds: what only touches must not overlap once it is rounded.
     start, stop = (round((at + shift) * unit * 1e9) for at in (span.start, span.stop))
     action = span.action
+    args = {"stage": action.stage, "batch": action.batch, "micro": action.micro}
     return {
         "ph": "X",
         "name": str(action),
@@ -74,7 +89,7 @@ def _event(rank: int, span: Timed, shift: float, unit: float) -> dict[str, Any]:
         "tid": _thread(action.lane),
         "ts": start / 1000,
         "dur": (stop - start) / 1000,
-        "args": {"stage": action.stage, "batch": action.batch, "micro": action.micro},
+        "args": args if after is None else {**args, "after": after},
     }
 
 
@@ -116,7 +131,7 @@ def _fields(event: dict[str, Any]) -> list[str]:
         return wrong
     wrong = [f"{key} is {event[key]}, below 0" for key in ("ts", "dur") if not event[key] >= 0]
     args = event["args"]
-    if set(args) != {"stage", "batch", "micro"} or args["stage"] not in STAGES:
+    if set(args) - {"after"} != {"stage", "batch", "micro"} or args["stage"] not in STAGES:
         return [*wrong, f"args are {args}"]
     if event["name"] != label((args["stage"], args["batch"], args["micro"])):
         wrong.append(f"name is {event['name']!r}, args say {label((args['stage'], args['batch'], args['micro']))}")

@@ -1,4 +1,4 @@
-"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json."""
+"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json, trace.json."""
 
 from __future__ import annotations
 
@@ -48,10 +48,17 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json whole or not at all, even if the machine stops in between."""
+        self._write("summary.json", json.dumps(plain(summary), allow_nan=False, indent=2) + "\n")
+
+    def write_trace(self, trace: Mapping[str, Any] | None) -> None:
+        """Write trace.json, the last steps, whole or not at all; None, on other ranks: nothing."""
+        if trace is not None:
+            self._write("trace.json", json.dumps(trace) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
         if not self._writes:
             return
-        text = json.dumps(plain(summary), allow_nan=False, indent=2) + "\n"
-        path, temporary = self.path / "summary.json", self.path / "summary.json.tmp"
+        path, temporary = self.path / name, self.path / f"{name}.tmp"
         try:
             with _one_line(path):
                 with temporary.open("w", encoding="utf-8") as file:

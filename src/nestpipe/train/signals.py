@@ -6,8 +6,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 GRACE_SECONDS = 1.0
+
+last_words: list[Callable[[], None]] = []
+"""What a worker still does when a signal ends it: short, and from a thread of its own while the others run on."""
 
 
 def end_on_signals() -> None:
@@ -23,6 +28,9 @@ def end_on_signals() -> None:
         received = signal.sigwait(signals)
         if received == signal.SIGTERM:
             time.sleep(GRACE_SECONDS)
+        for say in tuple(last_words):
+            with suppress(Exception):
+                say()
         os._exit(128 + received)
 
     threading.Thread(target=watch, name="nestpipe-signals", daemon=True).start()

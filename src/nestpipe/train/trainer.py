@@ -22,7 +22,7 @@ from nestpipe.train.memory import Returns, memory_of
 from nestpipe.train.metrics import ClickMetrics
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.rundir import RunDirectory
-from nestpipe.train.tracing import write_trace
+from nestpipe.train.tracing import gather_trace, kept_if_it_fails, write_trace
 
 SETTLING_STEPS = 5
 """First steps, which compile and fill caches, and are left out of samples/s."""
@@ -49,7 +49,10 @@ def train(
     returns = Returns()
     metrics: dict[str, float] = {}
 
-    with Display(recipe.name, on=world.rank == 0 and not quiet) as display:
+    with (
+        Display(recipe.name, on=world.rank == 0 and not quiet) as display,
+        kept_if_it_fails(directory, pipeline.engine.timeline, world),
+    ):
         while pace.steps != recipe.train.steps and (step := pipeline.progress(stream)):
             if pace.count(step):
                 pipeline.engine.timeline.restart()
@@ -102,6 +105,7 @@ def train(
         summary["reads_verified"] = pipeline.sparse.ledger.verified
     pipeline.close()
     directory.write_summary(summary)
+    directory.write_trace(gather_trace(pipeline.engine.timeline, world, few=True))
     return summary
 
 

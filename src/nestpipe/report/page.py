@@ -1,0 +1,67 @@
+"""Puts the page together: one file with style, script and data in it, which asks nobody for anything.
+
+The data may hold anything a file on disk can hold.  It is JSON in a script element that is not run, with every `<` escaped, and
+the script writes it as text alone.  The policy in the page's head lets this very script run and nothing else, whatever gets in.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from nestpipe.version import VERSION
+
+SCRIPTS = ("dom.js", "timeline.js", "charts.js", "run.js", "bench.js", "page.js")
+"""In this order, as one script: each may use what stands before it."""
+
+
+def page(data: dict[str, Any]) -> str:
+    script = "(() => {\n'use strict';\n" + "".join(_asset(name) for name in SCRIPTS) + "})();\n"
+    style = _asset("page.css")
+    parts = {
+        "POLICY": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": embedded({**data, "version": VERSION}),
+    }
+    html = _asset("page.html")
+    before, *rest = html.split("@@")
+    # Odd pieces are names: what is put in is never looked at again, so data cannot name a place.
+    return before + "".join(parts[piece] if i % 2 == 0 else piece for i, piece in enumerate(rest))
+
+
+def embedded(data: dict[str, Any]) -> str:
+    """JSON in ASCII in which no tag and no comment can begin or end."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def write_page(path: Path, html: str) -> None:
+    """Whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(html)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)  # as any other file; mkstemp's is for its owner alone
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _asset(name: str) -> str:
+    return (files("nestpipe.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
