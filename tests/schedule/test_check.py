@@ -150,11 +150,13 @@ def test_a_gradient_sent_before_its_last_use(schedule: str) -> None:
 @pytest.mark.parametrize("batch", [0, 3])
 def test_rows_left_out_that_nobody_brings(schedule: str, batch: int) -> None:
     """`sync` brings rows of the batch before; those of any other batch must be retrieved."""
-    actions = build(schedule, 5, 2)
+    actions = build(schedule, 4, 2)
     retrieve = actions[place(actions, "retrieve 2")]
     effects = tuple(replace(e, without=(1, batch)) if e.kind == "copy" else e for e in retrieve.effects)
     found = broken(changed(actions, "retrieve 2", effects=effects))
-    assert [b for b, _, _ in found.rows.uses] == sorted((batch, 2)), str(found)
+    assert {batch, 2} <= {b for b, _, _ in found.rows.uses} <= {0, 2, 3} and "compute 2.0 must read" in found.why, str(
+        found
+    )
 
 
 def test_agreed_before_the_last_accumulate() -> None:

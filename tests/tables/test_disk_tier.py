@@ -167,8 +167,8 @@ def test_what_is_skipped_is_not_touched_and_can_be_written_back(
 ) -> None:
     rng = np.random.default_rng(seed)
     group = group_of()
-    store: KeyedRows = tiered(tmp_path, 16, group) if on_disk else RowStore(group, 0)
-    twin = RowStore(group, 0)
+    store: KeyedRows = tiered(tmp_path, 16, group) if on_disk else RowStore(group, 7)
+    twin = RowStore(group, 7)
     train([store, twin], rng, 60, 100)
     tables, keys = batch_of(rng, 60, 100)
     skip = np.flatnonzero(rng.random(len(keys)) < share)
