@@ -106,6 +106,10 @@ class SparseStages:
             )
             for g, (store, plan, buffer) in enumerate(zip(self.stores, owned, flight.buffers))
         ]
+        for buffer, (_, places) in zip(flight.buffers, flight.shared):
+            kernels.spoil(buffer.values, places)
+        if self.ledger is not None:
+            self.ledger.spoil(flight)
         for buffer in flight.buffers:
             torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
         self._make_windows(flight)

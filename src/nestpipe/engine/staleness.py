@@ -13,6 +13,9 @@ from nestpipe.keys.index import HashIndex
 from nestpipe.keys.slab import Slab
 from nestpipe.tables.group import TableGroup
 
+NOBODY = -1
+"""The stamp of a row that is still to be filled."""
+
 
 class StaleRead(RuntimeError):
     """A batch was about to use a row that is not up to date."""
@@ -45,6 +48,11 @@ class Ledger:
                 )
             self.verified += len(slots)
 
+    def spoil(self, flight: Flight) -> None:
+        """Called by `retrieve`, of rows that `sync` has still to fill."""
+        for buffer, (_, places) in zip(flight.buffers, flight.shared):
+            buffer.state[places, -1] = NOBODY
+
     def stamp(self, flight: Flight) -> None:
         """Called by `update`: the batch's rows are now its own.  A batch that fails before that leaves no trace."""
         assert flight.routes is not None
@@ -60,4 +68,6 @@ class Ledger:
 
 
 def _left_by(stamp: int) -> str:
+    if stamp == NOBODY:
+        return "retrieve left it for sync"
     return f"batch {stamp - 1} left it" if stamp else "it began"

@@ -39,6 +39,7 @@ def compile_kernels(groups: list[TableGroup], tier: DiskTier | None = None) -> N
             rehearse(group, tier)
         kernels.gather(values, owned.embed_rows, values.copy())
         kernels.copy_rows(values, key, values.copy(), key)
+        kernels.spoil(values.copy(), key)
         kernels.scatter_add(values, owned.grad_rows, values.copy())
         kernels.sum_of_squares(values)
         kernels.scale(values, np.ones(1, group.dtype))
