@@ -31,8 +31,8 @@ lint: setup  ## ruff and mypy
 	@$(BIN)/ruff format --check src tests bench
 	@$(BIN)/mypy
 
-bench: setup bench-peers  ## the DLRM ladder beside TorchRec
-	@$(BIN)/nestpipe bench dlrm --peers torchrec
+bench: setup bench-peers  ## the DLRM ladder beside TorchRec on hosts with 500 mbit links, as a table and a page (root)
+	@$(BIN)/nestpipe bench dlrm --peers torchrec --rounds 6 --json bench.json --page bench.html
 
 bench-peers: $(PEERS)/.installed  ## TorchRec, in an environment of its own
 
@@ -47,5 +47,5 @@ debian:  ## Debian packages that a bare image lacks (root)
 	apt-get update -qq && apt-get install -y -qq python3 python3-venv python3-dev make bsdextrautils iproute2 chromium
 
 clean:  ## remove environments, caches and run directories
-	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) runs bench.json bench.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -69,7 +69,7 @@ def test_hosts_do_not_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_some_rungs_of_a_ladder() -> None:
     """Promise: with named rungs the others are left out, and so is every comparison that needs them."""
-    whole = load_ladder("dlrm-link")
+    whole = load_ladder("dlrm")
     some = whole.only(["nested N=8", "serial N=8", "wire alone N=8"])
     assert [r.name for r in some.rungs] == ["serial N=8", "nested N=8", "wire alone N=8"]
     assert whole.limit and not some.limit

@@ -165,9 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--workers", type=int, metavar="N", help="workers of every rung; default what the ladder says")
     bench.add_argument(
         "--link",
-        default="none",
         metavar="RATE",
-        help="a host per worker in network namespaces, with links of this rate, such as 500mbit (needs root); none: loopback",
+        help="a host per worker in network namespaces, with links of this rate, such as 500mbit (needs root); none: loopback; "
+        "default what the ladder says",
     )
     bench.add_argument(
         "--data", metavar="FILE", help="clustering: a MovieLens file (u.data, ml-1m.zip) to measure on, too"

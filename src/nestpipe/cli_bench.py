@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nestpipe.cli import PIPE_WIDTH, check_json, write_json
-from nestpipe.lab.ladder import load_ladder, run_ladder
+from nestpipe.lab.ladder import MIX_POINTS, load_ladder, run_ladder
 from nestpipe.train.display import Display
 
 CLUSTERING = "clustering"
@@ -39,7 +39,7 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
     peers = args.peers or sorted({rung.peer for rung in ladder.rungs if rung.peer is not None and args.rungs})
     with Display(args.ladder) as display:
-        link = None if args.link == "none" else args.link
+        link = ladder.link if args.link is None else None if args.link == "none" else args.link
         result = run_ladder(ladder, peers, rounds, display.show, link)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(_steps(result))
@@ -47,8 +47,21 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
         console.print(_stages(result))
     for hidden in result["hidden"]:
         console.print(_told(hidden))
+    mix = result.get("mix")
+    if mix is not None:
+        console.print(_told_mix(mix))
     _write(args, result | made)
-    return 0
+    return 0 if mix is None or mix["holds"] else 1
+
+
+def _told_mix(mix: dict[str, Any]) -> str:
+    words = {"lookup": "lookup", "all2all": "All2All", "compute": "compute and the rest"}
+    shares = ", ".join(f"{words[p]} {share:.1f} % (wanted {mix['wanted'][p]:g})" for p, share in mix["found"].items())
+    verdict = "within" if mix["holds"] else "NOT within"
+    return (
+        f"step of {mix['wanted']['rung']!r}: {shares}: {verdict} {MIX_POINTS:g} points.  With nothing but that compute left, "
+        f"it would be {mix['ideal']:.2f}x as fast: the ideal"
+    )
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -68,7 +81,7 @@ def _bench_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
         ("--rung", args.rungs),
         ("--rounds", args.rounds),
         ("--workers", args.workers),
-        ("--link", args.link != "none"),
+        ("--link", args.link),
     ):
         if given:
             raise ValueError(f"{flag} is for ladders; `nestpipe bench {CLUSTERING}` counts rows on one worker")

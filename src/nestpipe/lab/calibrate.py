@@ -15,15 +15,14 @@ from nestpipe.train.recipe import toml_value
 
 LADDER = "lab"
 LINK, MB_PER_MS = "250mbit", 250 / 8e3
-"""Slow, so that the wire is most of a message; what is to be predicted is on faster ones."""
+"""Slow, so that the wire is most of a message; what is to be predicted is on faster links."""
 KEY_BYTES, FLOAT_BYTES = 8, 4
-ROUNDS = 5
 
 
 def calibrate(tell: Callable[[float, str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The profile's values, and the ladder's figures that they come from.  Needs root, for the links."""
     ladder = load_ladder(LADDER).only(["serial N=1", "serial N=8"])
-    measured = run_ladder(ladder, [], ROUNDS, tell, LINK)
+    measured = run_ladder(ladder, [], ladder.rounds, tell, LINK)
     return profile_of(ladder, measured), measured
 
 

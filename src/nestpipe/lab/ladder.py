@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from nestpipe.lab.network import Network, remove_abandoned
+from nestpipe.schedule.parts import divide
 from nestpipe.train.recipe import build
 
 REPOSITORY = Path(__file__).parents[3]
@@ -69,6 +70,21 @@ class Hides:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """How a rung's step should be divided, in percent: a workload made to resemble one elsewhere."""
+
+    rung: str
+    lookup: float
+    all2all: float
+    compute: float
+    """All that is neither of the others."""
+
+
+MIX_POINTS = 5.0
+"""How far a measured share may be from the one wanted."""
+
+
+@dataclass(frozen=True)
 class Ladder:
     title: str
     worker: str
@@ -76,12 +92,15 @@ class Ladder:
     rungs: list[Rung]
     workload: dict[str, Any] = field(default_factory=dict)
     workers: int = 2
+    link: str | None = None
+    """Of every worker's host; None: all on loopback."""
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     """Rungs that all others are compared with."""
     limit: list[str] = field(default_factory=list)
     """Rungs that do a part of a step's work each: in every round the slowest of them is what no schedule can beat."""
     hides: list[Hides] = field(default_factory=list)
+    mix: Mix | None = None
 
     def only(self, names: list[str]) -> Ladder:
         """With these rungs alone (none named: all of them), and of the comparisons those that they can answer."""
@@ -93,7 +112,9 @@ class Ladder:
             return self
         limit = self.limit if set(self.limit) <= set(names) else []
         hides = [h for h in self.hides if {h.exposed, h.hidden, *h.without} <= set(names)]
-        return replace(self, rungs=[rung for rung in self.rungs if rung.name in names], limit=limit, hides=hides)
+        mix = self.mix if self.mix and self.mix.rung in names else None
+        rungs = [rung for rung in self.rungs if rung.name in names]
+        return replace(self, rungs=rungs, limit=limit, hides=hides, mix=mix)
 
 
 class BenchError(RuntimeError):
@@ -113,10 +134,8 @@ def load_ladder(name: str) -> Ladder:
     rungs = [Rung(r["name"], r.get("set", {}), r.get("peer")) for r in values.pop("rungs")]
     workload = values.pop("workload", {})
     hides = [Hides(**h) for h in values.pop("hides", [])]
-    plain = build(_Plain, values, name)
-    return Ladder(
-        plain.title, plain.worker, rungs, workload, plain.workers, plain.rounds, plain.against, plain.limit, hides
-    )
+    mix = build(Mix, values.pop("mix"), "mix") if "mix" in values else None
+    return Ladder(rungs=rungs, workload=workload, hides=hides, mix=mix, **vars(build(_Plain, values, name)))
 
 
 @dataclass(frozen=True)
@@ -124,6 +143,7 @@ class _Plain:
     title: str
     worker: str
     workers: int = 2
+    link: str | None = None
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     limit: list[str] = field(default_factory=list)
@@ -313,7 +333,22 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
             summary["of_limit"] = _spread([ms / limit for ms, limit in zip(summary["step_ms_all"], limits)])
     hidden = [_hidden(hides, summaries) for hides in ladder.hides]
     result = {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
-    return {**result, "limit": {"rungs": ladder.limit, "ms": _spread(limits)}} if limits else result
+    if limits:
+        result["limit"] = {"rungs": ladder.limit, "ms": _spread(limits)}
+    if ladder.mix is not None:
+        result["mix"] = _mixed(ladder.mix, summaries)
+    return result
+
+
+def _mixed(mix: Mix, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The shares of the rung's step, and how much faster it could be at most: if nothing but its compute were left."""
+    stages = next(summary for summary in summaries if summary["name"] == mix.rung)["stages"]
+    parts = divide({stage: kinds["exposed_ms"] for stage, kinds in stages.items()})
+    whole = sum(parts.values())
+    found = {part: 100 * parts[part] / whole for part in ("lookup", "all2all")}
+    found["compute"] = 100 - sum(found.values())
+    holds = all(abs(found[part] - getattr(mix, part)) <= MIX_POINTS for part in found)
+    return {"wanted": asdict(mix), "found": found, "holds": holds, "ideal": 100 / found["compute"]}
 
 
 def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:

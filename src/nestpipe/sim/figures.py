@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nestpipe.schedule.timeline import BETWEEN, Timeline
+from nestpipe.schedule.parts import ALL2ALL, divide
+from nestpipe.schedule.timeline import Timeline
 from nestpipe.sim.clock import simulate
 from nestpipe.sim.costs import Cluster
 from nestpipe.sim.profile import Profile
 from nestpipe.sim.systems import SYSTEMS, System, build
 from nestpipe.sim.topology import FULL_MESH, parse
-
-LOOKUP = ("load", "move", "route", "retrieve", "sync", "accumulate", "update", "writeback")
-COMM = ("embed", "grad")
-DENSE = ("reduce", "agree")
-COMPUTE = ("compute", "weights", "step")
 
 STEPS = 50
 WARMUP = 10
@@ -88,7 +84,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
         timeline.add(action, start, stop)
         if action.batch >= WARMUP:
             lanes[action.lane] = lanes.get(action.lane, 0.0) + 1e3 * (stop - start) / counted
-            raw += 1e3 * (stop - start) / counted if action.stage in COMM else 0.0
+            raw += 1e3 * (stop - start) / counted if action.stage in ALL2ALL else 0.0
         if action.stage == "step":
             ends.append(float(one.stop.max()))
             timeline.close_step(action.name, begin, stop)
@@ -96,7 +92,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
                 timeline.restart()
             timeline.forget(action.batch - 4)
             begin = stop
-    exposed = {stage: kinds["exposed_ms"] for stage, kinds in timeline.report().items()}
+    exposed = divide({stage: kinds["exposed_ms"] for stage, kinds in timeline.report().items()})
     others = {lane: ms for lane, ms in lanes.items() if lane != "compute"}
     busiest = max(others, key=lambda lane: others[lane])
     return Figures(
@@ -105,10 +101,10 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
         cluster.micro_batches,
         cluster.batch,
         (ends[-1] - ends[WARMUP - 1]) / counted,
-        sum(exposed.get(stage, 0.0) for stage in LOOKUP),
-        sum(exposed.get(stage, 0.0) for stage in COMM),
-        sum(exposed.get(stage, 0.0) for stage in DENSE),
-        sum(exposed.get(stage, 0.0) for stage in (*COMPUTE, BETWEEN)),
+        exposed["lookup"],
+        exposed["all2all"],
+        exposed["dense"],
+        exposed["compute"],
         raw,
         busiest,
         others[busiest],
