@@ -92,8 +92,6 @@ class Ladder:
     rungs: list[Rung]
     workload: dict[str, Any] = field(default_factory=dict)
     workers: int = 2
-    link: str | None = None
-    """Of every worker's host; None: all on loopback."""
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     """Rungs that all others are compared with."""
@@ -101,6 +99,8 @@ class Ladder:
     """Rungs that do a part of a step's work each: in every round the slowest of them is what no schedule can beat."""
     hides: list[Hides] = field(default_factory=list)
     mix: Mix | None = None
+    link: str | None = None
+    """Of every worker's host; None: all on loopback."""
 
     def only(self, names: list[str]) -> Ladder:
         """With these rungs alone (none named: all of them), and of the comparisons those that they can answer."""
