@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nestpipe.lab.ladder import Ladder, load_ladder, run_ladder
+from nestpipe.lab.network import megabytes_per_ms
 from nestpipe.train.recipe import toml_value
 
 LADDER = "lab"
-LINK, MB_PER_MS = "250mbit", 250 / 8e3
+LINK = "250mbit"
 """Slow, so that the wire is most of a message; what is to be predicted is on faster links."""
+MB_PER_MS = megabytes_per_ms(LINK)
 KEY_BYTES, FLOAT_BYTES = 8, 4
 
 

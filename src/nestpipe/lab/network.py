@@ -23,6 +23,13 @@ COMMAND_SECONDS = 20.0
 _RATE = re.compile(r"[1-9]\d{0,6}(\.\d+)?(kbit|mbit|gbit)")
 
 
+def megabytes_per_ms(rate: str) -> float:
+    """Of a link's rate, such as 500mbit."""
+    if not _RATE.fullmatch(rate):
+        raise LabError(f"a link's rate is a number with kbit, mbit or gbit, such as 500mbit, not {rate!r}")
+    return float(rate[:-4]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[rate[-4:]] / 8 / 1e9
+
+
 class LabError(RuntimeError):
     """The lab cannot be made here; the message is one line."""
 
@@ -49,8 +56,8 @@ class Network:
     def __init__(self, hosts: int, rate: str | None, name: str | None = None, owner: int | None = None) -> None:
         if not 1 <= hosts <= MOST_HOSTS:
             raise LabError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}")
-        if rate is not None and not _RATE.fullmatch(rate):
-            raise LabError(f"a link's rate is a number with kbit, mbit or gbit, such as 500mbit, not {rate!r}")
+        if rate is not None:
+            megabytes_per_ms(rate)
         self.rate = rate
         self.name = name or f"np{os.getpid() % 0x1000000:x}"
         self.owner = os.getpid() if owner is None else owner
