@@ -20,6 +20,8 @@ REGISTER = Path("/run/nestpipe-lab")
 """One file per lab: its name, hosts and the process that made it."""
 MOST_HOSTS = 200
 COMMAND_SECONDS = 20.0
+BURST_BYTES = 256 * 1024
+"""What an idle link lets through at once."""
 _RATE = re.compile(r"[1-9]\d{0,6}(\.\d+)?(kbit|mbit|gbit)")
 
 
@@ -96,7 +98,7 @@ class Network:
         _ip(*inside, "link", "set", "lo", "up")
         if self.rate is not None:
             # A burst of 2 ms' worth at a gigabit, and a queue that holds what TCP has in flight: loss would measure TCP instead.
-            shape = ("root", "tbf", "rate", self.rate, "burst", "256kb", "latency", "500ms")
+            shape = ("root", "tbf", "rate", self.rate, "burst", str(BURST_BYTES), "latency", "500ms")
             _run("tc", "qdisc", "add", "dev", port, *shape)
             _run("tc", *inside, "qdisc", "add", "dev", host.interface, *shape)
 

@@ -33,6 +33,8 @@ class Cost:
     """On the accelerator, or asleep: takes nothing from other lanes."""
     wire: float | Times = 0.0
     """On the link, which its lanes share."""
+    after: float = 0.0
+    """Behind the wire: what a message takes however little it carries."""
     groups: int = 0
     """Workers come together before the wire part, in so many groups; 0: they do not."""
     from_share: float = 1.0
@@ -53,11 +55,16 @@ class Deadlock(RuntimeError):
 
 
 def simulate(
-    actions: Iterable[Action], cost: Callable[[Action], Cost], workers: int, cores: float = 0.0
+    actions: Iterable[Action],
+    cost: Callable[[Action], Cost],
+    workers: int,
+    cores: float = 0.0,
+    burst: float = 0.0,
 ) -> Iterator[Run]:
     """Runs a list; yields its actions in the order in which they take what they share.
 
-    `cores` are those of one worker's host; 0: more than its lanes could use, so that nobody waits for one.
+    `cores` are those of one worker's host; 0: more than its lanes could use, so that nobody waits for one.  `burst`: milliseconds
+    of wire time that a link lets through at once after it has been idle for as long.
     """
     lanes: dict[str, deque[tuple[Action, int]]] = {lane: deque() for lane in LANES}
     begun = 0
@@ -102,7 +109,9 @@ def simulate(
                 ready[lane] = _Ready(now.start, at, takes, computed=True)
                 continue
         else:
-            at = wire_free = np.maximum(at, wire_free) + takes.wire
+            wire_free = np.maximum(at - burst, wire_free) + takes.wire
+            at = np.maximum(at, wire_free)
+        at = at + takes.after
         lanes[lane].popleft()
         left -= 1
         lane_free[lane] = at

@@ -11,7 +11,7 @@ from nestpipe.schedule.action import Action
 from nestpipe.schedule.options import Options
 from nestpipe.sim.clock import Cost
 from nestpipe.sim.profile import Profile, StageCost
-from nestpipe.sim.topology import Topology
+from nestpipe.sim.topology import Message, Topology
 
 NOTHING = StageCost()
 
@@ -48,10 +48,10 @@ class Cluster:
         busiest = 1 + self.skew
         groups = self.topology.exchange().groups
         per_micro = {"embed", "compute", "grad", "accumulate"}
-        rows_ms = self._wire(network.rows_mb * size * busiest / self.micro_batches)
-        keys_ms = self._wire(network.keys_mb * size * busiest)
-        dense_ms = self._all_reduce(network.dense_mb / profile.buckets)
-        agree_ms = self._all_reduce(0.0)
+        rows = self._all2all(network.rows_mb * size * busiest / self.micro_batches)
+        keys = self._all2all(network.keys_mb * size * busiest)
+        dense = self._all_reduce(network.dense_mb / profile.buckets)
+        agreed = self._all_reduce(0.0)
 
         def cost(action: Action) -> Cost:
             stage = action.stage
@@ -65,23 +65,29 @@ class Cluster:
                 drawn = rng.standard_normal(self.workers) * profile.jitter
                 return Cost(host, device * np.maximum(0.0, 1 + drawn))
             if stage in ("embed", "grad"):
-                return Cost(host, device, rows_ms, groups)
+                return Cost(host, device, rows.wire, rows.after, groups)
             if stage == "route":
-                return Cost(host, device, keys_ms, groups)
+                return Cost(host, device, keys.wire, keys.after, groups)
             if stage == "reduce":
-                return Cost(host, device, dense_ms, 1, (action.micro + 1) / profile.buckets)
+                return Cost(host, device, dense.wire, dense.after, 1, (action.micro + 1) / profile.buckets)
             if stage == "agree":
-                return Cost(host, device, agree_ms, 1)
+                return Cost(host, device, agreed.wire, agreed.after, 1)
             return Cost(host, device)
 
         return cost
 
-    def _wire(self, mb: float) -> float:
-        return self.topology.ms(self.profile.network, mb / self.link)
+    def burst(self) -> float:
+        """Milliseconds of wire time that an idle link lets through at once."""
+        network = self.profile.network
+        return network.burst_mb / (network.mb_per_ms * network.share * self.link)
 
-    def _all_reduce(self, mb: float) -> float:
+    def _all2all(self, mb: float) -> Message:
+        return self.topology.takes(self.profile.network, mb / self.link)
+
+    def _all_reduce(self, mb: float) -> Message:
         """A ring: every worker sends its part on, twice around."""
         if self.workers == 1:
-            return 0.0
+            return Message(0.0, 0.0)
         network, around = self.profile.network, 2 * (self.workers - 1) / self.workers
-        return network.message_ms + around * mb / (network.mb_per_ms * network.share * self.link)
+        wire = around * mb / (network.mb_per_ms * network.share * self.link)
+        return Message(wire, network.message_ms)

@@ -79,7 +79,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
     timeline = Timeline()
     begin = 0.0
     counted = settings.steps - WARMUP
-    for one in simulate(actions, cluster.cost(), workers, profile.machine_cores / workers):
+    for one in simulate(actions, cluster.cost(), workers, profile.machine_cores / workers, cluster.burst()):
         action, start, stop = one.action, float(one.start[0]) / 1e3, float(one.stop[0]) / 1e3
         timeline.add(action, start, stop)
         if action.batch >= WARMUP:

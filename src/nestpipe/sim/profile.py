@@ -43,6 +43,8 @@ class NetworkCost:
     """Dense gradients."""
     share: float = 1.0
     """Of the line rate that reaches the rows: headers, and messages that do not fill it."""
+    burst_mb: float = 0.0
+    """What an idle link lets through at once: the bucket of a shaped link."""
     message_ms: float = 0.0
     """What an exchange takes however little it carries."""
     peer_ms: float = 0.0

@@ -8,6 +8,16 @@ from nestpipe.sim.profile import NetworkCost
 
 
 @dataclass(frozen=True)
+class Message:
+    """Milliseconds of an exchange."""
+
+    wire: float
+    """While which the link is busy."""
+    after: float
+    """And then, however little there is to carry."""
+
+
+@dataclass(frozen=True)
 class Exchange:
     """An All2All among `members` workers, in `groups` groups that do not wait for each other."""
 
@@ -18,13 +28,14 @@ class Exchange:
         """Of rows that are anywhere with equal chance, the share that another worker has."""
         return (self.members - 1) / self.members
 
-    def ms(self, network: NetworkCost, mb: float) -> float:
+    def takes(self, network: NetworkCost, mb: float) -> Message:
         """For `mb` from each worker to the others together."""
         peers = self.members - 1
         if not peers:
-            return 0.0
+            return Message(0.0, 0.0)
         slower = 1 + network.congestion * peers
-        return network.message_ms + network.peer_ms * peers + mb * slower / (network.mb_per_ms * network.share)
+        wire = mb * slower / (network.mb_per_ms * network.share)
+        return Message(wire, network.message_ms + network.peer_ms * peers)
 
 
 @dataclass(frozen=True)
@@ -36,10 +47,10 @@ class Topology:
     def exchange(self) -> Exchange:
         return Exchange(self.workers, 1)
 
-    def ms(self, network: NetworkCost, mb: float) -> float:
-        """Of an All2All of rows or gradients; `mb` as if all of it had to leave the worker."""
+    def takes(self, network: NetworkCost, mb: float) -> Message:
+        """An All2All of rows or gradients; `mb` as if all of it had to leave the worker."""
         exchange = self.exchange()
-        return exchange.ms(network, mb * exchange.remote())
+        return exchange.takes(network, mb * exchange.remote())
 
 
 class FullMesh(Topology):
@@ -66,10 +77,11 @@ class Hierarchical(Topology):
     per_host: int = 8
     speed: float = 8.0
 
-    def ms(self, network: NetworkCost, mb: float) -> float:
+    def takes(self, network: NetworkCost, mb: float) -> Message:
         inside, between = Exchange(self.per_host, 1), Exchange(self.workers // self.per_host, 1)
-        within = inside.ms(network, mb * inside.remote() / self.speed)
-        return within + between.ms(network, mb * between.remote())
+        first = inside.takes(network, mb * inside.remote() / self.speed)
+        then = between.takes(network, mb * between.remote())
+        return Message(first.wire + then.wire, first.after + then.after)
 
 
 FULL_MESH = "full-mesh"
