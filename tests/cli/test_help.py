@@ -18,6 +18,7 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
         (["--help"], ["train", "verify", "bench", "schedule", "recipe", "--version"]),
         (["train", "--help"], ["--workers", "--schedule", "--set", "--run", "--json", "--timeout", "dlrm", "torchrun"]),
         (["verify", "--help"], ["--workers", "--schedule", "--steps", "bit for bit", "dlrm"]),
+        (["profile", "--help"], ["--workers", "--seconds", "--json", "what bounds", "torchrun", "dlrm"]),
         (["bench", "--help"], ["--peers", "--rounds", "--json", "dlrm"]),
     ],
 )

@@ -43,7 +43,7 @@ class Variant:
     round_ms: Sequence[float]
     """The median step of each round; rounds of all variants are in the same order."""
     only: str | None = None
-    """compute or wire: a limit, which trains nonsense."""
+    """compute or wire: a limit, which trains nonsense, and of whose steps nothing else counts."""
     samples_per_s: float = 0.0
     exposed: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds per step by group."""
@@ -131,7 +131,7 @@ class Change:
 class Advice:
     verdict: list[str]
     changes: list[Change]
-    """Ordered by what they save."""
+    """What was measured (or that nothing is faster) first, as the others come on top of it; these by what they save at most."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def advise(figures: Figures) -> Advice:
         *_device(figures, base),
         *_reading(figures, base),
     ]
-    changes.sort(key=lambda change: -change.saves_ms)
+    changes.sort(key=lambda change: (change.kind not in ("measured", "none"), -change.saves_ms))
     return Advice(verdict, changes)
 
 
@@ -362,8 +362,7 @@ def _schedule(figures: Figures, own: Variant, better: Variant | None, unsure: Va
     if limit * AT_LIMIT >= own.step_ms:
         over = max(0.0, own.step_ms / limit - 1)
         return [Change(f"nothing in [pipeline]: the step is within {max(over, 0.01):.0%} of its limit", "none")]
-    others = len(figures.runs) - 1
-    text = f"nothing in [pipeline]: none of the {others} others that were measured is faster than {own.name}"
+    text = f"nothing in [pipeline]: nothing else that was measured is faster than {own.name}"
     return [Change(f"{text}, which takes {own.step_ms / limit:.2f} of its limit", "none")]
 
 
@@ -382,18 +381,18 @@ def _most(figures: Figures, base: Variant, what: str, exposed: float, share: flo
 def _at_most(base: Variant, text: str, saves: float) -> list[Change]:
     if saves < (WORTH - 1) * base.step_ms:
         return []
-    return [Change(f"{text} at most {ms(saves)} of {ms(base.step_ms)} ms", "at most", saves, base.step_ms - saves)]
+    of = f"of the {ms(base.step_ms)} ms of {base.name}"
+    return [Change(f"{text} would save at most {ms(saves)} {of}", "at most", saves, base.step_ms - saves)]
 
 
 def _link(figures: Figures, base: Variant) -> list[Change]:
     if figures.workers == 1:
         return []
     saves = _most(figures, base, "wire", base.wire_ms, 0.5)
+    what = "a link of twice the rate"
     if figures.machines == 1:
-        return _at_most(
-            base, "rows travel inside this machine, by its cores: halving what that takes would save", saves
-        )
-    return _at_most(base, f"a link of twice the rate would save ({base.name})", saves)
+        what = "rows travel by this machine's own cores, and no link; if that were twice as fast, it"
+    return _at_most(base, what, saves)
 
 
 def _dram(figures: Figures, base: Variant) -> list[Change]:
@@ -401,7 +400,7 @@ def _dram(figures: Figures, base: Variant) -> list[Change]:
     if disk is None or disk.rows <= disk.dram_rows:
         return []
     saves = _most(figures, base, "lookup", base.exposed.get("lookup", 0.0), 1.0)
-    return _at_most(base, f"more rows in DRAM than tables.dram_rows = {disk.dram_rows} would save ({base.name})", saves)
+    return _at_most(base, f"more rows in DRAM than tables.dram_rows = {disk.dram_rows}", saves)
 
 
 def _device(figures: Figures, base: Variant) -> list[Change]:
@@ -409,7 +408,7 @@ def _device(figures: Figures, base: Variant) -> list[Change]:
     if limits["compute"] < max(limits.values()):
         return []
     saves = _most(figures, base, "compute", base.exposed.get("compute", 0.0), 0.5)
-    found = _at_most(base, f"a device or model that computes twice as fast would save ({base.name})", saves)
+    found = _at_most(base, "a device or model that computes twice as fast", saves)
     if found and figures.cores >= 2 * figures.threads:
         text = f"train.threads = {figures.cores}: there are so many cores to a worker, which uses {figures.threads}"
         found.append(Change(f"{text}; not measured", "unmeasured", settings={"train.threads": figures.cores}))
@@ -419,4 +418,4 @@ def _device(figures: Figures, base: Variant) -> list[Change]:
 def _reading(figures: Figures, base: Variant) -> list[Change]:
     if base.schedule not in LOOKING_AHEAD:
         return []
-    return _at_most(base, "data that is read faster would save", base.exposed.get("data", 0.0))
+    return _at_most(base, "data that is read and routed faster", base.exposed.get("data", 0.0))

@@ -12,7 +12,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ WARM_STEPS = 5
 """Of a turn, not counted: lanes fill, caches hold another variant's data."""
 LEAST_STEPS, MOST_STEPS = 4, 20
 """Counted steps of a turn."""
-ROUNDS_WANTED = 6
+ROUNDS_WANTED = 8
 FILLING_SHARE = 0.1
 """Of the time, for steps that only fill tables."""
 TRIED = (4, 8)
@@ -94,9 +94,10 @@ def plans(recipe: Recipe, workers: int) -> tuple[list[Plan], list[Plan], str | N
         found += [Plan("nested", n) for n in ([count] if count > 1 else tried)]
     if workers == 1 or recipe.tables.disk_path is not None:
         found.append(Plan("dbp", count))
-    found.append(Plan("nested", count, "compute"))
-    if workers > 1:  # as many rows travel whatever the micro-batches
-        found.append(Plan("nested", count, "wire"))
+    # one thing after another, so that nothing is in the way of what is measured
+    found.append(Plan("serial", count, "compute"))
+    if workers > 1:
+        found.append(Plan("serial", count, "wire"))
     return list(dict.fromkeys(found)), own, note
 
 
@@ -107,6 +108,7 @@ def profile(recipe: Recipe, seconds: float, world: World, tell: Callable[[float,
     wanted, own, note = plans(recipe, world.size)
     tell(0.0, f"{own[0].name}, first steps")
     build_s, step_s = lab.first_steps(own[0])  # which may have to compile: the time begins behind them
+    gc.freeze()  # what is loaded by now is not to be looked through after every turn
     watch = _Watch(seconds, world)
     step_s, build_s = watch.agree(step_s), watch.agree(build_s)
     filling = int(FILLING_SHARE * seconds / step_s)
@@ -135,6 +137,7 @@ def profile(recipe: Recipe, seconds: float, world: World, tell: Callable[[float,
         notes.append(f"only {len(rounds)} round{'s' * (len(rounds) > 1)} in {took:.0f} s: more --seconds tell more")
     everyone = _gathered(world, (rounds, sum(len(store) for store in lab.tables)))
     lab.close()
+    gc.unfreeze()
     figures = _figures(recipe, world, wanted, own, [r for r, _ in everyone], max(rows for _, rows in everyone))
     return _result(recipe, figures, everyone[0][0], notes, took, steps)
 
@@ -309,23 +312,32 @@ def _figures(
     )
 
 
+LIMITS = {"compute": ("compute",), "wire": ("All2All", "all-reduce")}
+"""What counts of a step that does only this."""
+
+
 def _variant(plan: Plan, ranks: list[list[Turn]]) -> Variant:
     """Of all turns, by worker."""
-    round_ms = [1e3 * max(statistics.median(turn.step_s) for turn in turns) for turns in zip(*ranks)]
+    counted = LIMITS[plan.only] if plan.only else tuple(GROUPS)
+    round_ms = [max(_middle_step(turn, counted) for turn in turns) for turns in zip(*ranks)]
     every = [turn for turns in ranks for turn in turns]
     step = statistics.median(round_ms)
-    sums = {
-        kind: {
-            group: statistics.fmean(_sum(turn.stages, stages, kind) for turn in every)
-            for group, stages in GROUPS.items()
-        }
+    exposed, busy = (
+        {group: statistics.fmean(_sum(turn.stages, GROUPS[group], kind) for turn in every) for group in counted}
         for kind in ("exposed_ms", "busy_ms")
-    }
+    )
     # The middle step and not the mean one, which a single stall moves: shares are those of all steps.
-    scale = step / max(1e-9, sum(sums["exposed_ms"].values()))
-    exposed = {group: value * scale for group, value in sums["exposed_ms"].items()}
+    scale = step / max(1e-9, sum(exposed.values()))
+    exposed = {group: exposed.get(group, 0.0) * scale for group in GROUPS}
     samples = 1e3 * statistics.fmean(turn.samples for turn in every) / max(step, 1e-9)
-    return Variant(plan.name, plan.schedule, plan.micro_batches, round_ms, plan.only, samples, exposed, sums["busy_ms"])
+    return Variant(plan.name, plan.schedule, plan.micro_batches, round_ms, plan.only, samples, exposed, busy)
+
+
+def _middle_step(turn: Turn, groups: Sequence[str]) -> float:
+    """Milliseconds of the middle step of a turn, for which these groups were exposed."""
+    every = sum(stage["exposed_ms"] for stage in turn.stages.values())
+    counted = sum(_sum(turn.stages, GROUPS[group], "exposed_ms") for group in groups)
+    return 1e3 * statistics.median(turn.step_s) * counted / max(1e-9, every)
 
 
 def _sum(stages: dict[str, dict[str, float]], names: tuple[str, ...], kind: str) -> float:
