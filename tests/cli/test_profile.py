@@ -24,7 +24,7 @@ def test_two_workers_are_measured_and_told(tmp_path: Path) -> None:
     ended = nestpipe(tmp_path, *profile("--json", "two.json", "--quiet", workers=2, seconds=5))
     assert ended.code == 0 and ended.err == "", ended.err
     result = json.loads((tmp_path / "two.json").read_text())
-    names = ["serial N=1", "nested N=4", "nested N=8", "compute alone", "wire alone"]
+    names = ["serial N=1", "nested N=4", "nested N=8", "dbp N=1", "compute alone", "wire alone"]
     assert [variant["name"] for variant in result["variants"]] == names
     assert (
         result["own"] == "serial N=1" and result["workers"] == 2 and result["machines"] == 1 and result["rounds"] >= 1

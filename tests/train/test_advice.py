@@ -227,7 +227,26 @@ def test_rounds_are_compared_with_one_another() -> None:
     """A machine that gets twice as slow does not hide that one variant is a tenth faster in every round."""
     gain = compare(run("serial", 1, (1, 1.5, 2, 2), compute=110), run("dbp", 1, (1, 1.5, 2, 2), compute=100))
     assert gain.ratio == pytest.approx(1.1) and gain.sure
-    assert not compare(run("serial", 1, (1,), compute=110), run("dbp", 1, (1,), compute=100)).sure
+
+
+@pytest.mark.parametrize(
+    ("faster", "rounds", "sure"),
+    [
+        (1, 1, False),
+        (2, 2, False),
+        (3, 3, True),
+        (4, 5, False),
+        (5, 6, True),
+        (6, 8, False),
+        (7, 8, True),
+        (0, 9, False),
+    ],
+)
+def test_rounds_have_to_agree(faster: int, rounds: int, sure: bool) -> None:
+    """A gain is sure where rounds of two equals would hardly come out like this."""
+    other = run("dbp", 1, [1.0] * faster + [1.3] * (rounds - faster), compute=100)
+    gain = compare(run("serial", 1, [1.0] * rounds, compute=120), other)
+    assert (gain.faster, gain.sure) == (faster, sure)
 
 
 @pytest.mark.parametrize(

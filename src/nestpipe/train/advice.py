@@ -6,6 +6,7 @@ device would bring is given as the most that it can save.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,16 +143,20 @@ class Gain:
     low: float
     high: float
     rounds: int
+    faster: int
+    """Rounds in which it was faster."""
 
     @property
     def sure(self) -> bool:
-        return self.rounds >= 2 and (self.low > 1.0 or self.high < 1.0)
+        """Whether two that are alike would hardly be so many times in the same order: one in eight, as of three rounds all."""
+        as_often = sum(math.comb(self.rounds, k) for k in range(self.faster, self.rounds + 1))
+        return 8 * as_often <= 2**self.rounds
 
 
 def compare(slow: Variant, fast: Variant) -> Gain:
     """Within rounds, since a machine may become slower from one to the next."""
     ratios = [a / b for a, b in zip(slow.round_ms, fast.round_ms)]
-    return Gain(statistics.median(ratios), *_middle(ratios), len(ratios))
+    return Gain(statistics.median(ratios), *_middle(ratios), len(ratios), sum(ratio > 1 for ratio in ratios))
 
 
 def advise(figures: Figures) -> Advice:
@@ -314,7 +319,7 @@ def _uneven(figures: Figures) -> list[str]:
     if len(times) < 2:
         return []
     worst, others = max(times), statistics.median_low(times)
-    if worst < UNEVEN * others:
+    if worst < UNEVEN * others or worst - others < SMALL * figures.named(figures.own).step_ms:
         return []
     return [
         f"worker {list(times).index(worst)} computes {ms(worst)} ms a step and others {ms(others)}: all wait for it, "
@@ -353,7 +358,12 @@ def _schedule(figures: Figures, own: Variant, better: Variant | None, unsure: Va
         if gain.rounds < 2:
             why = "that is one round, which says nothing about noise"
         else:
-            why = f"but from round to round it is {gain.low:.2f}x to {gain.high:.2f}x, so they cannot be told apart"
+            why = (
+                f"but faster in only {gain.faster} of {gain.rounds} rounds ({gain.low:.2f}x to {gain.high:.2f}x), "
+                "so they cannot be told apart"
+            )
+            if gain.faster == gain.rounds:
+                why = f"but {gain.rounds} rounds are too few to tell"
         text = (
             f"perhaps {unsure.name}: {ms(unsure.step_ms)} ms against {ms(own.step_ms)}, {why}.  Use more --seconds, or a "
             "quieter machine"

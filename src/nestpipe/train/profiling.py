@@ -37,7 +37,7 @@ WARM_STEPS = 5
 """Of a turn, not counted: lanes fill, caches hold another variant's data."""
 LEAST_STEPS, MOST_STEPS = 4, 20
 """Counted steps of a turn."""
-ROUNDS_WANTED = 8
+ROUNDS_WANTED, LEAST_ROUNDS = 8, 3
 FILLING_SHARE = 0.1
 """Of the time, for steps that only fill tables."""
 TRIED = (4, 8)
@@ -92,7 +92,7 @@ def plans(recipe: Recipe, workers: int) -> tuple[list[Plan], list[Plan], str | N
     found = [*own, Plan("serial", count), Plan("serial", 1)]
     if workers > 1:
         found += [Plan("nested", n) for n in ([count] if count > 1 else tried)]
-    if workers == 1 or recipe.tables.disk_path is not None:
+    if workers == 1 or count == 1:  # otherwise `nested` shows what looking ahead brings
         found.append(Plan("dbp", count))
     # one thing after another, so that nothing is in the way of what is measured
     found.append(Plan("serial", count, "compute"))
@@ -106,14 +106,15 @@ def profile(recipe: Recipe, seconds: float, world: World, tell: Callable[[float,
     torch.set_num_threads(recipe.train.threads)
     lab = _Lab(recipe, world)
     wanted, own, note = plans(recipe, world.size)
+    begin = time.perf_counter()
     tell(0.0, f"{own[0].name}, first steps")
     build_s, step_s = lab.first_steps(own[0])  # which may have to compile: the time begins behind them
     gc.freeze()  # what is loaded by now is not to be looked through after every turn
-    watch = _Watch(seconds, world)
+    watch = _Watch(seconds, world, time.perf_counter() - begin)
     step_s, build_s = watch.agree(step_s), watch.agree(build_s)
     filling = int(FILLING_SHARE * seconds / step_s)
     if filling > WARM_STEPS:
-        tell(watch.fraction(), f"{own[0].name}, filling tables")
+        tell(0.0, f"{own[0].name}, filling tables")
         lab.turn(own[0], filling - 1, 1)
     left = seconds - watch.agree(watch.elapsed())
     of_a_turn = left / ROUNDS_WANTED / len(wanted) - build_s
@@ -133,7 +134,7 @@ def profile(recipe: Recipe, seconds: float, world: World, tell: Callable[[float,
     epochs = int(watch.agree(float(lab.stream.position.epoch)))
     if epochs:
         notes.append(f"the data ended and was begun again {epochs} time" + "s" * (epochs > 1))
-    if len(rounds) < 3:
+    if len(rounds) < LEAST_ROUNDS:
         notes.append(f"only {len(rounds)} round{'s' * (len(rounds) > 1)} in {took:.0f} s: more --seconds tell more")
     everyone = _gathered(world, (rounds, sum(len(store) for store in lab.tables)))
     lab.close()
@@ -145,8 +146,8 @@ def profile(recipe: Recipe, seconds: float, world: World, tell: Callable[[float,
 class _Watch:
     """The time that is left, as all workers agree on it."""
 
-    def __init__(self, seconds: float, world: World) -> None:
-        self._seconds, self._world = seconds, world
+    def __init__(self, seconds: float, world: World, before: float) -> None:
+        self._seconds, self._world, self._before = seconds, world, before
         self._begin = time.perf_counter()
         self._round_s = 0.0
         self._total_s = seconds
@@ -156,14 +157,15 @@ class _Watch:
         return time.perf_counter() - self._begin
 
     def fraction(self) -> float:
-        return min(0.99, self.elapsed() / self._total_s)
+        """Of all that has to be waited for, with the seconds before this watch began."""
+        return min(0.99, (self._before + self.elapsed()) / (self._before + self._total_s))
 
     def expect(self, round_s: float) -> None:
         self._rounds_began = self.agree(self.elapsed())
         self._round_s = round_s
 
     def another_round(self, rounds: int) -> bool:
-        """Whole rounds only.  At least two, unless that would take twice the time that was given."""
+        """Whole rounds only.  At least three, which can be sure of something, unless that took twice the time that was given."""
         now = self.agree(self.elapsed())
         if rounds:
             self._round_s = (now - self._rounds_began) / rounds
@@ -171,7 +173,7 @@ class _Watch:
             self._total_s = max(self._seconds, now + self._round_s)
             return True
         end = now + self._round_s
-        go_on = end <= self._seconds or (rounds < 2 and end <= 2 * self._seconds)
+        go_on = end <= self._seconds or (rounds < LEAST_ROUNDS and end <= 2 * self._seconds)
         self._total_s = max(self._seconds, end) if go_on else now
         return go_on
 
@@ -281,9 +283,8 @@ def _figures(
 ) -> Figures:
     variants = {plan: _variant(plan, [[taken[plan] for taken in rounds] for rounds in ranks]) for plan in wanted}
     mine = min(own, key=lambda plan: variants[plan].step_ms)
-    serial = next(
-        plan for plan in wanted if plan.schedule == "serial" and plan.micro_batches in (mine.micro_batches, 1)
-    )
+    counts = (mine.micro_batches, 1)
+    serial = next(p for p in wanted if p.schedule == "serial" and p.only is None and p.micro_batches in counts)
     storage = [
         statistics.median(_sum(taken[serial].stages, GROUPS["lookup"], "busy_ms") for taken in rounds)
         for rounds in ranks
