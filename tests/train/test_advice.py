@@ -124,9 +124,12 @@ REGIMES: dict[str, tuple[list[Variant], dict[str, Any], list[str], list[str], li
             alone("wire", 9, 8),
         ],
         {"workers": 2, "storage_ms": 1.0},
-        ["compute is the most of the step"],
+        [
+            "compute is the most of the step: alone it takes 145 of 154 ms; no schedule can go below that with N=8",
+            "micro-batches: compute takes 145 ms in 8 pieces and 100 in one",
+        ],
         ['pipeline.schedule = "serial", pipeline.micro_batches = 1: 110 ms instead of 154'],
-        ["1.40x"],
+        ["1.40x", "at most 50 of the 110 ms of serial N=1"],
     ),
     "more noise than gain": (
         [

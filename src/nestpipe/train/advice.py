@@ -107,12 +107,20 @@ class Figures:
         serial = [v for v in self.runs if v.schedule == "serial"]
         return min(serial, key=lambda v: abs(v.micro_batches - own.micro_batches))
 
-    def limits(self) -> dict[str, float]:
-        """What no schedule can go below, by what it is that takes the time."""
-        found = {v.only: v.step_ms for v in self.variants if v.only is not None}
-        limits = {"compute": found.get("compute", 0.0), "wire": found.get("wire", 0.0), "lookup": self.storage_ms}
-        fastest = min(v.step_ms for v in self.runs)  # noise, or lanes that are in one another's way: it has been done
-        return {what: min(ms, fastest) for what, ms in limits.items()}
+    def alone(self, only: str) -> Variant | None:
+        return next((v for v in self.variants if v.only == only), None)
+
+    def limits(self, of: Variant) -> dict[str, float]:
+        """What no schedule with as many micro-batches can go below, by what it is that takes the time."""
+        compute, wire = self.alone("compute"), self.alone("wire")
+        limits = {"compute": 0.0, "wire": wire.step_ms if wire else 0.0, "lookup": self.storage_ms}
+        if compute is not None:
+            limits["compute"] = compute.step_ms
+            if of.micro_batches != compute.micro_batches:  # fewer are cheaper
+                limits["compute"] = min(compute.step_ms, of.busy.get("compute", compute.step_ms))
+        # by noise, or lanes that are in one another's way, a limit may come out above what has been done
+        fastest = min(v.step_ms for v in self.runs if v.micro_batches == of.micro_batches)
+        return {what: min(value, fastest) for what, value in limits.items()}
 
 
 @dataclass(frozen=True)
@@ -165,6 +173,7 @@ def advise(figures: Figures) -> Advice:
     base = better or own
     verdict = [
         _bound(figures, own),
+        *_pieces(figures, own),
         *_crowded(figures, own),
         *_all2all(figures, base),
         *_all_reduce(figures, base),
@@ -214,30 +223,44 @@ NAMES = {"compute": "compute", "wire": "the wire (All2All and all-reduce)", "loo
 
 
 def _bound(figures: Figures, own: Variant) -> str:
-    limits = figures.limits()
+    limits = figures.limits(own)
     what = max(limits, key=lambda name: limits[name])
     most, step = limits[what], own.step_ms
+    takes = f"alone it takes {ms(most)} of {ms(step)} ms"
+    floor = "no schedule can go below that" + (f" with N={own.micro_batches}" if own.micro_batches > 1 else "")
     if most * AT_LIMIT >= step:
-        return (
-            f"{NAMES[what]} bounds the step: alone it takes {ms(most)} of {ms(step)} ms; no schedule can go below that"
-        )
+        return f"{NAMES[what]} bounds the step: {takes}; {floor}"
     if most >= 0.5 * step:
-        return f"{NAMES[what]} is the most of the step: alone it takes {ms(most)} of {ms(step)} ms; no schedule can go below that"
+        return f"{NAMES[what]} is the most of the step: {takes}; {floor}"
     alone = ", ".join(f"{NAMES[name]} {ms(value)}" for name, value in limits.items() if value)
-    return (
-        f"nothing alone bounds the step of {ms(step)} ms: alone would take {alone}; the rest is one waiting for another"
-    )
+    why = "it is long because they wait for one another"
+    return f"nothing alone bounds the step of {ms(step)} ms: alone would take {alone}; {why}"
+
+
+def _pieces(figures: Figures, own: Variant) -> list[str]:
+    """What dividing a batch costs by itself."""
+    alone = figures.alone("compute")
+    whole = next((v for v in figures.runs if v.schedule == "serial" and v.micro_batches == 1), None)
+    if alone is None or whole is None or alone.micro_batches == 1:
+        return []
+    more = alone.step_ms - whole.busy.get("compute", alone.step_ms)
+    if more < SMALL * own.step_ms:
+        return []
+    return [
+        f"micro-batches: compute takes {ms(alone.step_ms)} ms in {alone.micro_batches} pieces and "
+        f"{ms(whole.busy['compute'])} in one: they cost {ms(more)} before they hide anything"
+    ]
 
 
 def _crowded(figures: Figures, own: Variant) -> list[str]:
-    alone = next((v for v in figures.variants if v.only == "compute"), None)
-    if alone is None or not alone.busy.get("compute"):
+    alone = figures.alone("compute")
+    if alone is None or own.micro_batches != alone.micro_batches:
         return []
-    more = own.busy.get("compute", 0.0) - alone.busy["compute"]
-    if own.micro_batches != alone.micro_batches or more < max(SMALL * own.step_ms, 0.1 * alone.busy["compute"]):
+    beside = own.busy.get("compute", 0.0)
+    if beside - alone.step_ms < max(SMALL * own.step_ms, 0.1 * alone.step_ms):
         return []
     return [
-        f"compute takes {ms(own.busy['compute'])} ms beside the rest of the step and {ms(alone.busy['compute'])} alone: "
+        f"compute takes {ms(beside)} ms beside the rest of the step and {ms(alone.step_ms)} alone: "
         "they share cores or memory"
     ]
 
@@ -266,7 +289,7 @@ def _hiding(figures: Figures, base: Variant, schedules: Sequence[str]) -> Varian
 def _all2all(figures: Figures, base: Variant) -> list[str]:
     if figures.workers == 1:
         return ["All2All: none, with one worker: fwp and nested have nothing to hide"]
-    serial, wire = figures.serial, next((v for v in figures.variants if v.only == "wire"), None)
+    serial, wire = figures.serial, figures.alone("wire")
     told = [f"All2All: {_hidden(serial, _hiding(figures, base, ('fwp', 'nested')), 'All2All')}"]
     waiting = serial.wire_ms - (wire.step_ms if wire is not None else serial.wire_ms)
     if wire is not None and waiting >= max(2 * SMALL * serial.step_ms, 0.3 * wire.step_ms):
@@ -338,7 +361,7 @@ def _new_rows(figures: Figures) -> list[str]:
 
 
 def _schedule(figures: Figures, own: Variant, better: Variant | None, unsure: Variant | None) -> list[Change]:
-    limit = max(figures.limits().values())
+    limit = max(figures.limits(own).values())
     if better is not None:
         gain = compare(own, better)
         settings: dict[str, str | int] = {}
@@ -383,7 +406,7 @@ def _toml(value: str | int) -> str:
 def _most(figures: Figures, base: Variant, what: str, exposed: float, share: float) -> float:
     """What can be saved at most if `what` took only 1 - `share` of its time: not more than the step waits for, nor more than
     what the other limits leave."""
-    limits = figures.limits()
+    limits = figures.limits(base)
     others = max(value for name, value in limits.items() if name != what)
     return max(0.0, min(exposed, share * limits[what], base.step_ms - others))
 
@@ -414,7 +437,7 @@ def _dram(figures: Figures, base: Variant) -> list[Change]:
 
 
 def _device(figures: Figures, base: Variant) -> list[Change]:
-    limits = figures.limits()
+    limits = figures.limits(base)
     if limits["compute"] < max(limits.values()):
         return []
     saves = _most(figures, base, "compute", base.exposed.get("compute", 0.0), 0.5)

@@ -381,7 +381,7 @@ def _result(
         "steps_per_turn": steps,
         "own": figures.own,
         "variants": variants,
-        "limits_ms": {**figures.limits()},
+        "limits_ms": figures.limits(figures.named(figures.own)),
         "storage_ms": figures.storage_ms,
         "disk": None if figures.disk is None else asdict(figures.disk),
         "new_rows": figures.new_rows,
