@@ -121,7 +121,7 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from nestpipe import cli_lab, cli_report, cli_schedule, cli_simulate, cli_verify, version
+    from nestpipe import cli_lab, cli_profile, cli_report, cli_schedule, cli_simulate, cli_verify, version
 
     parser = argparse.ArgumentParser(
         prog="nestpipe",
@@ -143,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(command=_train)
     cli_verify.add_parser(commands, _recipe_flags)
+    cli_profile.add_parser(commands, _recipe_flags)
     bench = commands.add_parser(
         "bench",
         help="measure the rungs of a ladder side by side",

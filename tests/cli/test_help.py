@@ -20,6 +20,7 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
         (["verify", "--help"], ["--workers", "--schedule", "--steps", "bit for bit", "dlrm"]),
         (["bench", "--help"], ["--peers", "--rounds", "--json", "--page", "dlrm"]),
         (["report", "--help"], ["--out", "--json", "RUN|BENCH", "nestpipe report run.json"]),
+        (["profile", "--help"], ["--workers", "--seconds", "--json", "what bounds", "torchrun", "dlrm"]),
     ],
 )
 def test_help_does_not_wait_for_torch(tmp_path: Path, arguments: list[str], words: list[str]) -> None:

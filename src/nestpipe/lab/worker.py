@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from nestpipe import Batch, RowWiseAdagrad, TrainPipeline, World
-from nestpipe.comm.exchange import Exchange
 from nestpipe.engine.flight import Flight
+from nestpipe.engine.limits import leave_out
 from nestpipe.engine.micro_plan import AUTO
 from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, Workload
 from nestpipe.models.timed import Timed
@@ -49,35 +49,6 @@ OURS: dict[str, Any] = {
     "trace": None,  # a file: the last steps of all workers, for `nestpipe schedule FILE` and ui.perfetto.dev
 }
 """What only our own rungs know, beside the workload that peers share."""
-
-
-class SilentExchange(Exchange):
-    """Says nothing to anybody, and hears zeros."""
-
-    def exchange(self, sends: Sequence[Sequence[torch.Tensor]], receives: Sequence[Sequence[torch.Tensor]]) -> None:
-        for tensors in receives:
-            for tensor in tensors:
-                tensor.zero_()
-
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
-        pass
-
-
-def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
-    """What a step would take if it had only to compute, or only to send and receive: no schedule can be faster than either."""
-    if only == "compute":
-        pipeline.sparse._row_exchange = SilentExchange(pipeline.world, "network")
-        pipeline.dense.exchange = pipeline._dense_exchange = SilentExchange(pipeline.world, "dense")
-    elif only == "wire":
-
-        def nothing(flight: Flight, micro: int) -> None:
-            if micro == 0:
-                pipeline.dense.clear()
-            flight.outputs.append(None)
-
-        pipeline.engine.replace(compute=nothing, step=lambda flight, micro: None)
-    elif only is not None:
-        raise ValueError(f"only must be compute or wire, not {only!r}")
 
 
 def launch_ahead(pipeline: TrainPipeline, model: Timed) -> None:
