@@ -39,7 +39,14 @@ class SilentExchange(Exchange):
 class NoRows(RowStore):
     """Has every key, at once and with the same row, and keeps nothing."""
 
-    def retrieve(self, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> Found:
+    def retrieve(
+        self,
+        tables: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        state: np.ndarray,
+        skip: np.ndarray | None = None,
+    ) -> Found:
         values.fill(A_VALUE)
         state.fill(0)
         return self.index.look(keys[:0], tables[:0])

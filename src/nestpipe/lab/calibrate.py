@@ -67,6 +67,7 @@ def profile_of(ladder: Ladder, measured: dict[str, Any]) -> dict[str, Any]:
         "groups": 1,
         "reference_workers": ladder.workers,
         "buckets": one["buckets"],
+        "buckets_final": [0.0] * one["buckets"],  # before the stand-in's backward pass begins to take its time
         "machine_cores": float(len(os.sched_getaffinity(0))),
         "network": {
             "mb_per_ms": MB_PER_MS,

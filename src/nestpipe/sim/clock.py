@@ -37,6 +37,8 @@ class Cost:
     """Behind the wire: what a message takes however little it carries."""
     groups: int = 0
     """Workers come together before the wire part, in so many groups; 0: they do not."""
+    ahead: bool = False
+    """The host launches the device's part ahead of it, so that both take their time side by side."""
     from_share: float = 1.0
     """Of an action that begins within another: after this share of that one."""
 
@@ -102,7 +104,7 @@ def simulate(
                 at = core_free = np.maximum(at, core_free) + np.asarray(takes.host) / min(1.0, cores)
             else:
                 at = at + takes.host
-            at = at + takes.device
+            at = np.maximum(at, now.start + takes.device) if takes.ahead else at + takes.device
             if takes.groups:
                 at = at.reshape(takes.groups, -1).max(axis=1).repeat(workers // takes.groups)
             if np.any(takes.wire):

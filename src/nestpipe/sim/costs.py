@@ -60,16 +60,21 @@ class Cluster:
             uneven = busiest if stage in ("retrieve", "writeback", "update", "accumulate") else 1.0
             host = spent.host * share * uneven
             host += spent.per_micro if stage in per_micro else spent.per_micro * self.micro_batches
-            device = (spent.device + spent.per_worker * self.workers) * share * uneven
-            if stage == "compute" and profile.jitter:
-                drawn = rng.standard_normal(self.workers) * profile.jitter
-                return Cost(host, device * np.maximum(0.0, 1 + drawn))
+            device = (spent.device + spent.per_worker * self.workers) * share * uneven + spent.device_per_micro
+            if stage == "compute":
+                drawn = rng.standard_normal(self.workers) * profile.jitter if profile.jitter else 0.0
+                return Cost(host, device * np.maximum(0.0, 1 + drawn), ahead=True)
             if stage in ("embed", "grad"):
                 return Cost(host, device, rows.wire, rows.after, groups)
             if stage == "route":
                 return Cost(host, device, keys.wire, keys.after, groups)
             if stage == "reduce":
-                return Cost(host, device, dense.wire, dense.after, 1, (action.micro + 1) / profile.buckets)
+                final = (
+                    profile.buckets_final[action.micro]
+                    if profile.buckets_final
+                    else (action.micro + 1) / profile.buckets
+                )
+                return Cost(host, device, dense.wire, dense.after, 1, from_share=final)
             if stage == "agree":
                 return Cost(host, device, agreed.wire, agreed.after, 1)
             return Cost(host, device)

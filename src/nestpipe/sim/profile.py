@@ -28,7 +28,9 @@ class StageCost:
     per_worker: float = 0.0
     """More, for every worker of the cluster: what is shared gets slower."""
     per_micro: float = 0.0
-    """More, for every micro-batch: launches, calls."""
+    """More on the host, for every micro-batch: calls."""
+    device_per_micro: float = 0.0
+    """More on the accelerator, for every micro-batch: kernels that begin and end."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Head:
     reference_workers: int = 128
     """With which scaling is compared."""
     buckets: int = 1
+    buckets_final: list[float] = field(default_factory=list)
+    """After which share of the last backward pass (or of `weights`) each bucket of dense gradients is; empty: evenly."""
     late_weights: bool = False
     machine_cores: float = 0.0
     """Of one machine that all workers share, as in a lab; 0: more than their lanes could use."""
@@ -87,6 +91,10 @@ class Profile(Head):
         for name in ("samples", "workers", "micro_batches", "groups", "reference_workers", "buckets"):
             if getattr(self, name) < 1:
                 raise ProfileError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.buckets_final and len(self.buckets_final) != self.buckets:
+            raise ProfileError(f"buckets_final must have a number for each of the {self.buckets} buckets, or none")
+        if any(not 0 <= share <= 1 for share in self.buckets_final):
+            raise ProfileError("buckets_final must be shares from 0 to 1")
         if not 0 < self.network.share <= 1:
             raise ProfileError(f"network.share must be above 0 and at most 1, not {self.network.share}")
         if self.network.mb_per_ms <= 0:
