@@ -52,7 +52,7 @@ def profile_of(ladder: Ladder, measured: dict[str, Any]) -> dict[str, Any]:
     keys_mb = rows_mb * KEY_BYTES / row_bytes
     stages: dict[str, dict[str, float]] = {}
     for stage in one["stages"]:
-        if stage in ("embed", "grad", "reduce", "agree", "between"):
+        if stage in ("embed", "grad", "reduce", "between"):
             continue
         per_micro = max(0.0, (busy(several, stage) - busy(one, stage)) / (many - 1))
         device = float(workload["compute_ms"]) if stage == "compute" else 0.0
@@ -79,8 +79,13 @@ def profile_of(ladder: Ladder, measured: dict[str, Any]) -> dict[str, Any]:
         "stages": stages,
     }
     share, message_ms = _fit(values, busy(one, "embed", "grad"), busy(several, "embed", "grad"))
-    values["network"] |= {"share": share, "message_ms": message_ms}
-    return values
+    return _with_messages(values, share, message_ms)
+
+
+def _with_messages(values: dict[str, Any], share: float, message_ms: float) -> dict[str, Any]:
+    """`message_ms` is the host's: copies, system calls, waking up."""
+    messages = {stage: {"per_micro": message_ms} for stage in ("embed", "grad")}
+    return {**values, "network": {**values["network"], "share": share}, "stages": {**values["stages"], **messages}}
 
 
 def _fit(values: dict[str, Any], one_ms: float, several_ms: float) -> tuple[float, float]:
@@ -91,8 +96,7 @@ def _fit(values: dict[str, Any], one_ms: float, several_ms: float) -> tuple[floa
     several = System("serial", "", serial, True)
 
     def off(share: float, message_ms: float) -> float:
-        network = {**values["network"], "share": float(share), "message_ms": float(message_ms)}
-        profile = read_profile({**values, "network": network}, "calibration")
+        profile = read_profile(_with_messages(values, float(share), float(message_ms)), "calibration")
         steps = Settings(steps=WARMUP + 2)
         found = (
             run(SYSTEMS["torchrec"], profile, profile.workers, steps),
