@@ -178,7 +178,7 @@ class TrainPipeline:
             self.world.rank,
             threads=schedule != "serial",
             timeline=timeline,
-            yielding=("storage",) if tier is not None else (),
+            yielding=("storage",) if tier is not None and host_computes(model) else (),
         )
 
     def _stages(self) -> dict[str, StageFunction]:
