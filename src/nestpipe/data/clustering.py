@@ -54,7 +54,10 @@ def part_of_samples(features: KeyedJaggedTensor, parts: int, terms: np.ndarray |
     total = int(weights.sum())
     sizes = np.diff([total * part // parts for part in range(parts + 1)])
     unique = int(inverse.max()) + 1 if len(inverse) else 0
-    return _cluster(inverse, features.offsets().numpy(), samples, count, unique, weights, sizes, PASSES, SLACK)
+    ends, keys, counts = _shared_keys(inverse, features.offsets().numpy(), samples, count, unique)
+    # Small numbers where they do: this is what has to stay in the cache.
+    narrow = np.uint16 if counts.max(initial=0) < 1 << 16 else np.uint32
+    return _cluster(ends, keys, counts, weights, sizes, np.zeros((len(counts), parts), narrow), PASSES, SLACK)
 
 
 def _whole(terms: np.ndarray) -> np.ndarray:
@@ -64,7 +67,12 @@ def _whole(terms: np.ndarray) -> np.ndarray:
 
 def compile_clustering() -> None:
     """So that the first batch does not wait for a compiler."""
-    part_of_samples(KeyedJaggedTensor(["f"], torch.tensor([1, 1, 2, 2]), lengths=torch.ones(4, dtype=torch.int64)), 2)
+    few = KeyedJaggedTensor(["f"], torch.tensor([1, 1, 2, 2]), lengths=torch.ones(4, dtype=torch.int64))
+    part_of_samples(few, 2)
+    ends, keys = np.arange(1, 5), np.array([0, 0, 1, 1], np.int32)
+    for narrow in (np.uint16, np.uint32):
+        counts, ones = np.full(2, 2, np.int32), np.ones(4, np.int64)
+        _cluster(ends, keys, counts, ones, np.full(2, 2), np.zeros((2, 2), narrow), PASSES, SLACK)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -119,47 +127,52 @@ def _first_parts(ends, keys, counts, weights, sizes):  # type: ignore[no-untyped
 
 
 @numba.njit(nogil=True, cache=True)
-def _take_out(keys, start, end, there, part, overlap):  # type: ignore[no-untyped-def]
-    """Takes a sample's keys out of its part; overlap[p] = how many of them are in part p then."""
+def _look_out(keys, start, end, there, part, overlap):  # type: ignore[no-untyped-def]
+    """overlap[p] = how many of a sample's keys others have in part p; the sample itself is in `part`."""
     overlap[:] = 0
+    own = 0
     for j in range(start, end):
         row = there[keys[j]]
-        row[part] -= np.int32(1)
         for p in range(overlap.shape[0]):
-            overlap[p] += np.int32(row[p] > 0)
+            overlap[p] += row[p] > 0
+        own += row[part] == 1
+    overlap[part] -= own
 
 
 @numba.njit(nogil=True, cache=True)
-def _put_in(keys, start, end, there, part):  # type: ignore[no-untyped-def]
+def _move(keys, start, end, there, old, new):  # type: ignore[no-untyped-def]
     for j in range(start, end):
-        there[keys[j], part] += np.int32(1)
+        row = there[keys[j]]
+        row[old] -= 1
+        row[new] += 1
 
 
 @numba.njit(nogil=True, cache=True)
-def _cluster(inverse, offsets, samples, features, unique, weights, sizes, passes, slack):  # type: ignore[no-untyped-def]
-    parts_count = sizes.shape[0]
-    ends, keys, counts = _shared_keys(inverse, offsets, samples, features, unique)
+def _cluster(ends, keys, counts, weights, sizes, there, passes, slack):  # type: ignore[no-untyped-def]
+    """`there`: of how many samples' keys each part has each key; zeros."""
+    samples, parts_count = ends.shape[0], sizes.shape[0]
     parts = _first_parts(ends, keys, counts, weights, sizes)
-    there = np.zeros((counts.shape[0], parts_count), np.int32)
     held = np.zeros(parts_count, np.int64)
     for b in range(samples):
-        _put_in(keys, ends[b - 1] if b else 0, ends[b], there, parts[b])
+        for j in range(ends[b - 1] if b else 0, ends[b]):
+            there[keys[j], parts[b]] += 1
         held[parts[b]] += weights[b]
     overlap = np.empty(parts_count, np.int32)
     most = np.int64(np.ceil(sizes.max() * (1 + slack)))
     for _ in range(passes):
         for b in range(samples):
             start, end, old = ends[b - 1] if b else 0, ends[b], parts[b]
-            _take_out(keys, start, end, there, old, overlap)
+            _look_out(keys, start, end, there, old, overlap)
             held[old] -= weights[b]
             best = old
             for p in range(parts_count):
                 more = overlap[p] > overlap[best] or (overlap[p] == overlap[best] and held[p] < held[best])
                 if held[p] + weights[b] <= most and more:
                     best = p
-            parts[b] = best
             held[best] += weights[b]
-            _put_in(keys, start, end, there, best)
+            if best != old:
+                parts[b] = best
+                _move(keys, start, end, there, old, best)
     _even_out(ends, keys, parts, weights, sizes, held, there, overlap)
     return parts
 
@@ -175,8 +188,7 @@ def _even_out(ends, keys, parts, weights, sizes, held, there, overlap):  # type:
         for m in range(members.shape[0]):
             b = members[m]
             start, end = ends[b - 1] if b else 0, ends[b]
-            _take_out(keys, start, end, there, p, overlap)
-            _put_in(keys, start, end, there, p)
+            _look_out(keys, start, end, there, p, overlap)
             elsewhere = np.int32(-1)
             for q in range(sizes.shape[0]):
                 if held[q] < sizes[q]:
@@ -188,7 +200,7 @@ def _even_out(ends, keys, parts, weights, sizes, held, there, overlap):  # type:
                 break
             b = members[order[m]]
             start, end, weight = ends[b - 1] if b else 0, ends[b], weights[b]
-            _take_out(keys, start, end, there, p, overlap)
+            _look_out(keys, start, end, there, p, overlap)
             best, emptiest = -1, -1
             for q in range(sizes.shape[0]):
                 if q == p:
@@ -204,4 +216,4 @@ def _even_out(ends, keys, parts, weights, sizes, held, there, overlap):  # type:
             parts[b] = best
             held[p] -= weight
             held[best] += weight
-            _put_in(keys, start, end, there, best)
+            _move(keys, start, end, there, p, best)
