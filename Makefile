@@ -23,8 +23,8 @@ setup: $(VENV)/.installed  ## the environment, in .venv
 train: setup  ## train the default recipe on two local workers
 	@$(BIN)/nestpipe train dlrm
 
-test: setup lint  ## lint, then all tests
-	@$(BIN)/pytest
+test: setup lint  ## lint, then all tests, two files at a time
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check src tests bench
