@@ -26,9 +26,7 @@ def plot(lines: Mapping[str, Line], title: str, across: str, up: str) -> str:
     low, high = min(heights), max(heights)
     room = 0.06 * (high - low) or 1.0
     near = high < 1.5 * low  # then the differences are what is to be seen, not the height
-    up_axis = Axis.over(
-        low - room if near else min(low, high / 12), high + room, HEIGHT - BOTTOM, TOP, from_zero=not near
-    )
+    up_axis = Axis.over(low - room if near else low, high + room, HEIGHT - BOTTOM, TOP, from_zero=not near)
     x_of, y_of = across_axis.place, up_axis.place
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
