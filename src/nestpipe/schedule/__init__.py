@@ -9,7 +9,9 @@ from nestpipe.schedule.nested import nested
 from nestpipe.schedule.options import DEFAULT, Options
 from nestpipe.schedule.serial import serial
 
-BUILDERS: dict[str, Callable[[int, int, int, Options], list[Action]]] = {
+Builder = Callable[[int, int, int, Options], list[Action]]
+
+BUILDERS: dict[str, Builder] = {
     "serial": serial,
     "dbp": dbp,
     "fwp": fwp,
@@ -24,8 +26,13 @@ LOOKING_AHEAD = ("dbp", "nested")
 
 
 def build(name: str, batches: int, micro_batches: int, options: Options = DEFAULT) -> list[Action]:
-    """The whole list for a number of batches: what is issued for batches beyond the last is left out."""
-    steps = (BUILDERS[name](step, micro_batches, 0, options) for step in range(batches))
+    """The whole list of a schedule for a number of batches."""
+    return build_by(BUILDERS[name], batches, micro_batches, options)
+
+
+def build_by(builder: Builder, batches: int, micro_batches: int, options: Options = DEFAULT) -> list[Action]:
+    """What is issued for batches beyond the last is left out."""
+    steps = (builder(step, micro_batches, 0, options) for step in range(batches))
     return [action for step in steps for action in step if action.batch < batches]
 
 
@@ -35,8 +42,10 @@ __all__ = [
     "LOOKING_AHEAD",
     "STAGES",
     "Action",
+    "Builder",
     "Options",
     "build",
+    "build_by",
     "dbp",
     "fwp",
     "nested",

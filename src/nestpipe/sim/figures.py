@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nestpipe.schedule import build_by
 from nestpipe.schedule.parts import ALL2ALL, divide
 from nestpipe.schedule.timeline import Timeline
 from nestpipe.sim.clock import simulate
 from nestpipe.sim.costs import Cluster
 from nestpipe.sim.profile import Profile
-from nestpipe.sim.systems import SYSTEMS, System, build
+from nestpipe.sim.systems import SYSTEMS, System
 from nestpipe.sim.topology import FULL_MESH, parse
 
 STEPS = 50
@@ -72,7 +73,7 @@ class Settings:
 def run(system: System, profile: Profile, workers: int, settings: Settings = Settings()) -> Figures:  # noqa: B008
     """Simulates a system and measures it as the engine measures a run."""
     cluster = cluster_of(system, profile, workers, settings)
-    actions = build(system, settings.steps, cluster.micro_batches, cluster.options)
+    actions = build_by(system.builder, settings.steps, cluster.micro_batches, cluster.options)
     lanes: dict[str, float] = {}
     raw = 0.0
     ends: list[float] = []

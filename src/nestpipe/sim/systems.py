@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from nestpipe.schedule import Options, dbp, fwp, nested, serial
-from nestpipe.schedule import build as plain_build
+from nestpipe.schedule import Builder, Options, build, build_by, dbp, fwp, nested, serial
 from nestpipe.schedule.action import Action
 from nestpipe.schedule.check import Violation, examine
 from nestpipe.schedule.options import DEFAULT
-
-Builder = Callable[[int, int, int, Options], list[Action]]
 
 
 def stale(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
@@ -55,12 +51,6 @@ SYSTEMS = {
 }
 
 
-def build(system: System, batches: int, micro_batches: int, options: Options) -> list[Action]:
-    """The whole list for a number of batches: what is issued for batches beyond the last is left out."""
-    steps = (system.builder(step, micro_batches, 0, options) for step in range(batches))
-    return [action for step in steps for action in step if action.batch < batches]
-
-
 @functools.cache
 def exact(name: str) -> str:
     """What `check` says of a system's schedule: "yes" or "no".  Of groups it cannot tell: their copies are summed in some way."""
@@ -69,7 +59,6 @@ def exact(name: str) -> str:
         return "as its groups are"
     micro_batches = 2 if system.pipelined else 1
     batches, options = 5, Options(late_weights=False)
-    found = examine(
-        build(system, batches, micro_batches, options), plain_build("serial", batches, micro_batches, options)
-    )
+    mine = build_by(system.builder, batches, micro_batches, options)
+    found = examine(mine, build("serial", batches, micro_batches, options))
     return "no" if isinstance(found, Violation) else "yes"
