@@ -36,6 +36,8 @@ from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 from nestpipe.tables.tiered import DiskTier
 
 Rate = Callable[[int], float]
+WISHES = ("checkpoint", "stop")
+"""What a worker may ask all others to do after the step: each learns of it with the verdict, so all do it after the same one."""
 
 
 class NotFinite(ArithmeticError):
@@ -59,6 +61,8 @@ class Progress:
     """This worker's micro-batches."""
     outputs: list[Any]
     """What the model returned for each of them beside its loss; None where a micro-batch was empty here."""
+    wishes: frozenset[str] = frozenset()
+    """What workers wished for (`wish`) before it was agreed on, the same on every worker."""
 
 
 def _check_settings(schedule: str, look_ahead: int, clip_norm: float | None) -> None:
@@ -170,6 +174,7 @@ class TrainPipeline:
         self._last_end: float | None = None
         self._last_step: tuple[int, Measured] | None = None
         self._busy_before = (0.0, 0.0)
+        self._wished: set[str] = set()
         self.next_batch = 0
         self._start = 0
         timeline = Timeline(keep=trace)
@@ -256,8 +261,25 @@ class TrainPipeline:
         self.engine.forget(number - 1)
         assert flight.verdict is not None and flight.routes is not None
         return Progress(
-            number, flight.verdict.loss, flight.routes.samples, flight.verdict.grad_norm, flight.micros, flight.outputs
+            number,
+            flight.verdict.loss,
+            flight.routes.samples,
+            flight.verdict.grad_norm,
+            flight.micros,
+            flight.outputs,
+            flight.verdict.wishes,
         )
+
+    def wish(self, what: str) -> None:
+        """Asks all workers for a "checkpoint" or to "stop": it is in `Progress.wishes` of the same step on all.  Any thread."""
+        assert what in WISHES, what
+        self._wished.add(what)
+
+    def resume_at(self, batch: int) -> None:
+        """The next batch has this number: what was restored has seen those before it.  Only before the first `progress`."""
+        if self.next_batch or self._flights:
+            raise RuntimeError("resume_at is for a pipeline that has not trained yet")
+        self.next_batch = self._start = batch
 
     def settle(self) -> None:
         """Waits until the last step is in the tables.  Batches that are already being prepared stay prepared."""
@@ -405,12 +427,15 @@ class TrainPipeline:
         """All workers learn the loss and the gradient norm, and stop together before anything lasting is changed."""
         last, self._last_step = self._last_step, None
         took = (last[1].step, last[1].compute, last[1].wire) if last is not None else (0.0, 0.0, 0.0)
-        sums = torch.tensor([flight.loss_sum, flight.row_squares, *took], dtype=torch.float64)
+        wished = [float(what in self._wished) for what in WISHES]
+        sums = torch.tensor([flight.loss_sum, flight.row_squares, *took, *wished], dtype=torch.float64)
         self._dense_exchange.all_reduce(sums)
         if last is not None:
-            self.plan.learn(last[0], Measured(*(sums[2:] / self.world.size).tolist()))
+            self.plan.learn(last[0], Measured(*(sums[2:5] / self.world.size).tolist()))
+        wishes = frozenset(what for what, votes in zip(WISHES, sums[5:].tolist()) if votes)
+        self._wished -= {what for what, mine in zip(WISHES, wished) if mine}
         norm = math.sqrt(float(sums[1]) + self.dense.sum_of_squares()) if torch.isfinite(sums[1]) else math.nan
-        flight.verdict = Verdict(float(sums[0]), math.isfinite(float(sums[0])) and math.isfinite(norm), norm)
+        flight.verdict = Verdict(float(sums[0]), math.isfinite(float(sums[0])) and math.isfinite(norm), norm, wishes)
         if not flight.verdict.finite:
             self._refuse(flight)
         if self.clip_norm is not None and norm > self.clip_norm:

@@ -24,6 +24,7 @@ class Verdict:
     loss: float
     finite: bool
     grad_norm: float
+    wishes: frozenset[str] = frozenset()
 
 
 @dataclass

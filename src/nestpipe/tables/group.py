@@ -39,6 +39,11 @@ class TableGroup:
         return self.optimizer_width + self.stamped
 
     @property
+    def kept_width(self) -> int:
+        """Of these, what a checkpoint keeps: all but the stamp, which says nothing to another process."""
+        return self.state_width - self.stamped
+
+    @property
     def row_bytes(self) -> int:
         return self.dim * self.dtype.itemsize
 

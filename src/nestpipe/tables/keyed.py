@@ -9,6 +9,7 @@ import numpy as np
 from nestpipe.keys.index import Found, HashIndex
 from nestpipe.keys.mixing import mix
 from nestpipe.tables import kernels
+from nestpipe.tables.cut import Changes, Cut
 from nestpipe.tables.group import TableGroup
 
 
@@ -26,6 +27,7 @@ class KeyedRows(ABC):
         )
         self._normal = np.array([t.init == "normal" for t in group.tables])
         self._scales = np.array([t.init_scale for t in group.tables], np.float64)
+        self._changes: Changes | None = None
 
     @abstractmethod
     def retrieve(
@@ -59,6 +61,20 @@ class KeyedRows(ABC):
     @abstractmethod
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values [n, D] and state [n, S] of the given slots, as copies."""
+
+    @abstractmethod
+    def _copy(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `read`, for a thread that is changing the store."""
+
+    def follow_changes(self) -> None:
+        """From now on it is known which rows change, so that cuts can be made."""
+        self._changes = Changes(self.index, self._copy)
+
+    def cut(self, full: bool) -> Cut:
+        """The rows as they are now: all, or those that changed since the last cut.  Between two batches, when nothing is being
+        written; its parts are copied from another thread while training goes on."""
+        assert self._changes is not None, "follow_changes comes first"
+        return self._changes.cut(self.read, full)
 
     @abstractmethod
     def nbytes(self) -> int:

@@ -95,10 +95,13 @@ class TieredRowStore(KeyedRows):
         return found
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock:
+            return self._copy(slots)
+
+    def _copy(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values = np.empty((len(slots), self.group.dim), self.group.dtype)
         state = np.empty((len(slots), self.group.state_width), self.group.dtype)
-        with self._lock:
-            self._fetch(slots, values, state)
+        self._fetch(slots, values, state)
         return values, state
 
     def writeback(
@@ -117,9 +120,13 @@ class TieredRowStore(KeyedRows):
             rows = self.index.settle(keys, tables, found)
             try:
                 self._where.reserve(self.index.slots_used)
+                if self._changes is not None:
+                    self._changes.changing(rows)
                 self._put(rows, values, state)
             except (OSError, MemoryError):
                 unborn = self._where.rows[rows] == 0
+                if self._changes is not None:
+                    self._changes.flags.rows[rows[unborn]] = 0
                 self.index.delete(keys[unborn], tables[unborn])
                 raise
 
