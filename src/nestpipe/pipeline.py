@@ -298,6 +298,11 @@ class TrainPipeline:
         self.settle()
         return self.sparse.rows_of(table, keys)
 
+    def evicted(self) -> dict[str, int]:
+        """How many keys each table has lost on this worker so far; `take_evicted` of `sparse` lists them."""
+        self.settle()
+        return self.sparse.evicted()
+
     def _prepare_flights(self, actions: list[Action]) -> None:
         for action in actions:
             if action.batch not in self._flights:

@@ -40,7 +40,7 @@ class RowStore(KeyedRows):
         kernels.gather(self.values.rows, slots, values)
         if state.shape[1]:
             kernels.gather(self.state.rows, slots, state)
-        self._begin(missing, tables, keys, values, state)
+        self.begin(missing, tables, keys, values, state)
         return found
 
     def writeback(
@@ -57,13 +57,22 @@ class RowStore(KeyedRows):
         if state.shape[1]:
             kernels.scatter(state, slots, self.state.rows)
 
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        slots = self.index.delete(keys, tables)
+        self.state.rows[slots] = 0  # nobody is there: a sweep must see it
+
+    @property
+    def life(self) -> np.ndarray:
+        return self.group.life_in(self.state.rows)
+
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.values.rows[slots], self.state.rows[slots]
 
     def nbytes(self) -> int:
         used = self.index.slots_used
         width = self.group.dim + self.group.state_width
-        return used * width * self.group.dtype.itemsize + self.index.nbytes()
+        rows = used * width * self.group.dtype.itemsize
+        return rows + self.index.nbytes() + (self.sightings.nbytes() if self.sightings is not None else 0)
 
     def overhead_per_row(self) -> float:
         return self.index.nbytes() / max(1, len(self))
