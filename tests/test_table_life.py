@@ -27,13 +27,12 @@ from nestpipe import (
     World,
 )
 from nestpipe.engine.group_life import GroupLife
+from nestpipe.engine.horizon import MOST, AgreedClock
 from nestpipe.keys import owners_of
 from nestpipe.pipeline import NotFinite
 from nestpipe.schedule import BUILDERS
 from nestpipe.tables import life_kernels
-from nestpipe.tables.life_sweep import Sweep
 from nestpipe.tables.tiered import DiskTier
-from nestpipe.train.digest import digest
 from workers import run
 
 Steps = list[list[list[int]]]
@@ -311,3 +310,212 @@ def test_oracle(steps: Steps, life: TableLife) -> None:
             for key, (value, _) in rows.items():
                 np.testing.assert_allclose(value, oracle.rows[key][0], rtol=1e-9, atol=1e-12)
             assert [(b, keys) for table, b, keys in part["evicted"] if table == name] == oracle.evicted, name
+
+
+# What must be noticed.
+
+BUSY: Steps = [
+    [[k for k in range(40) if (k * 7 + t * t) % (2 + k % 5) == 0][:9] + [100 + t, 100 + t - 1, 200 + t % 2]]
+    for t in range(14)
+]
+STRICT = Setting(TableLife(ttl_steps=2, max_rows=9, sweep_every=1))
+PATIENT = Setting(TableLife(admit_after=2, ttl_steps=3, max_rows=6, sweep_every=2))
+
+
+def last_batch_not_spared(pipeline: TrainPipeline) -> None:
+    """A sweep does not know which keys the batch before it touches."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+        retrieve = life.retrieve
+        life.retrieve = lambda s, p, b, skip, n, previous, sec, retrieve=retrieve: retrieve(  # type: ignore[method-assign]
+            s, p, b, skip, n, None, sec
+        )
+
+
+def rows_to_come_not_counted(pipeline: TrainPipeline) -> None:
+    """The budget forgets rows that the batch before the sweep is about to get."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+        life._coming = lambda store, batch, tables, keys, life=life: np.zeros(  # type: ignore[method-assign]
+            len(life.group.tables), np.int64
+        )
+
+
+def condemned_still_seen(pipeline: TrainPipeline) -> None:
+    """What a sweep has chosen is read until it is removed."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+        life._hide = lambda store, plan, buffer, found: None  # type: ignore[method-assign]
+
+
+def removed_at_once(pipeline: TrainPipeline) -> None:
+    """A sweep removes when it chooses, whether or not its batch will be trained."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+        sweep = life._sweep
+
+        def now(store: Any, batch: int, *rest: Any, life: GroupLife = life, sweep: Any = sweep) -> None:
+            sweep(store, batch, *rest)
+            life._remove(store, batch)
+
+        life._sweep = now  # type: ignore[method-assign]
+
+
+def counted_when_retrieved(pipeline: TrainPipeline) -> None:
+    """Sightings are counted as rows are read, and not as they are trained: rows that `sync` brings are not."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+        retrieve, update = life.retrieve, life.update
+
+        def count(store: Any, plan: Any, buffer: Any, *rest: Any, life: GroupLife = life, retrieve: Any = retrieve) -> Any:
+            found = retrieve(store, plan, buffer, *rest)
+            of_rows = life.group.life_in(buffer.state)
+            life_kernels.sight(of_rows, rest[1], 2**30, 1, np.empty(0, np.int64))
+            return found
+
+        def no_count(buffer: Any, batch: int, lr: float, life: GroupLife = life, update: Any = update) -> None:
+            of_rows = life.group.life_in(buffer.state)
+            before = of_rows.copy()
+            of_rows[:, 0] -= 1
+            update(buffer, batch, lr)
+            of_rows[:] = before
+
+        life.retrieve, life.update = count, no_count  # type: ignore[method-assign]
+
+
+def trained_before_admission(pipeline: TrainPipeline) -> None:
+    """Rows that are not admitted are trained, too: nobody stores them, but `sync` hands them on."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+
+        def all_of_them(buffer: Any, batch: int, lr: float, life: GroupLife = life) -> None:
+            life_kernels.sight(life.group.life_in(buffer.state), batch, 2**30, 1, np.empty(0, np.int64))
+            life.group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, batch + 1)
+
+        life.update = all_of_them  # type: ignore[method-assign]
+
+
+def differs(
+    world: World, steps: Steps, setting: Setting, schedule: str, most: int | None, spoil: Callable[[TrainPipeline], None]
+) -> bool:
+    right = trained(world, steps, setting, "serial", most)
+    assert sum(right["evicted"].values()) > 5, "the data must make sweeps evict"
+    assert right == trained(world, steps, setting, schedule, most)
+    return right != trained(world, steps, setting, schedule, most, spoil)
+
+
+@pytest.mark.parametrize("schedule", ["dbp", "nested"])
+@pytest.mark.parametrize(
+    "spoil, setting, most",
+    [
+        (last_batch_not_spared, STRICT, None),
+        (rows_to_come_not_counted, STRICT, None),
+        (condemned_still_seen, STRICT, None),
+        (removed_at_once, STRICT, 9),
+        (counted_when_retrieved, PATIENT, None),
+        (trained_before_admission, PATIENT, None),
+        (last_batch_not_spared, PATIENT, None),
+        (rows_to_come_not_counted, PATIENT, None),
+        (removed_at_once, PATIENT, 10),
+    ],
+)
+def test_what_breaks_a_sweep_changes_the_result(
+    spoil: Callable[[TrainPipeline], None], setting: Setting, most: int | None, schedule: str
+) -> None:
+    """The comparison with serial is able to fail: each of these mistakes gives other bits."""
+    assert run(1, differs, BUSY, setting, schedule, most, spoil) == [True]
+
+
+def with_a_bad_batch(world: World, setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Serial without the bad batch; and with it, skipped after its error, before a sweep."""
+    good = trained(world, BUSY, setting, "serial")
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = make(world, setting, "serial", folder)
+        data = batches(BUSY, 0)
+        losses = []
+        for number in range(len(BUSY)):
+            if number % 3 == 2:
+                bad = batches([[[number, 1, 2, 500 + number]]], 0)
+                agree = pipeline.engine.stage("accumulate")
+
+                def poisoned(flight: Any, micro: int, agree: Any = agree) -> None:
+                    agree(flight, micro)
+                    flight.row_squares = float("nan")
+
+                pipeline.engine.replace(accumulate=poisoned)
+                with pytest.raises(NotFinite):
+                    pipeline.progress(bad)
+                pipeline.engine.replace(accumulate=agree)
+            step = pipeline.progress(data)
+            assert step is not None
+            losses.append(step.loss)
+        left = left_behind(pipeline)
+        pipeline.close()
+    return good, {**left, "losses": losses}
+
+
+@pytest.mark.parametrize("setting", [STRICT, PATIENT])
+def test_a_batch_that_fails_evicts_and_counts_nothing(setting: Setting) -> None:
+    """Promise: whoever skips a batch that is not finite goes on as if it had not been there, sweeps and sightings included."""
+    [(good, skipped)] = run(1, with_a_bad_batch, setting)
+    assert good == skipped
+
+
+def stale_reads(world: World, steps: Steps, setting: Setting, schedule: str) -> bool:
+    plain = trained(world, steps, setting, schedule)
+    return plain == trained(world, steps, replace(setting, options={"check_staleness": True}), schedule)
+
+
+@pytest.mark.parametrize("schedule", ["serial", "nested"])
+@pytest.mark.parametrize("setting", [STRICT, PATIENT, replace(PATIENT, disk=True)])
+def test_no_false_alarm_of_stale_rows(setting: Setting, schedule: str) -> None:
+    """Promise: --check staleness knows of keys that wait for a row and of keys that began anew, and changes nothing."""
+    assert run(1, stale_reads, BUSY, setting, schedule) == [True]
+
+
+def by_the_clock(world: World, schedule: str) -> tuple[dict[str, Any], list[tuple[int, int]], dict[str, Any]]:
+    """With a clock that only worker 0 has (a second a batch), then under serial with what it came to."""
+    steps = BUSY if world.size == 1 else [[step[0], [k + 1 for k in step[0]]] for step in BUSY]
+    life = TableLife(ttl_minutes=4 / 60, sweep_every=2)
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = make(world, Setting(life), schedule, folder)
+        route = pipeline.engine.stage("route")
+
+        def timed(flight: Any, micro: int) -> None:
+            pipeline.sparse.now = lambda: float(flight.number) if world.rank == 0 else -1e9
+            route(flight, micro)
+
+        pipeline.engine.replace(route=timed)
+        data = batches(steps, world.rank)
+        losses = []
+        while step := pipeline.progress(data):
+            losses.append(step.loss)
+        first = {**left_behind(pipeline), "losses": losses}
+        horizons = [life.horizons for life in pipeline.sparse.lives if life is not None]
+        pipeline.close()
+    assert horizons[0] == horizons[1]
+    again = trained(world, steps, Setting(replace(life, ttl_horizons=tuple(horizons[0]))), "serial")
+    return first, horizons[0], again
+
+
+@pytest.mark.parametrize("workers, schedule", [(1, "serial"), (1, "nested"), (2, "dbp")])
+def test_minutes_are_agreed_on_and_can_be_given_back(workers: int, schedule: str) -> None:
+    """Promise: worker 0's clock decides for all, and its decisions, given back, make the same tables under another schedule."""
+    for first, horizons, again in run(workers, by_the_clock, schedule):
+        # sweeps before batches 2, 4, 6, ...; a second a batch and four to live: 4 seconds before batch 6 is batch 2
+        assert horizons == [(6, 2), (8, 4), (10, 6), (12, 8)]
+        assert first == again and sum(first["evicted"].values()) > 5
+
+
+def test_a_long_run_remembers_times_coarsely_and_never_evicts_too_early() -> None:
+    """Promise: memory of the clock is bounded; what is remembered less exactly makes keys live longer, never shorter."""
+    clock = AgreedClock()
+    for batch in range(100_000):
+        clock.note(batch, 0.5 * batch)
+    assert len(clock._batches) <= MOST
+    for age in (0.5, 10.0, 1000.0, 30_000.0):
+        right = max(0, int((49_999.5 - age) / 0.5))
+        assert right - 64 <= clock.horizon(49_999.5, age) <= right
+    clock.note(100_000, 3.0)  # a clock that goes back
+    assert clock.horizon(49_999.5, 10.0) <= 99_979
+    assert clock.horizon(49_999.5, 1e9) == 0

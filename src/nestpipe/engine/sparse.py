@@ -55,7 +55,9 @@ class SparseStages:
         self.groups = [l.group for l in lookups]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
         self.clock = AgreedClock()
-        self._began = time.monotonic()
+        began = time.monotonic()
+        self.now: Callable[[], float] = lambda: time.monotonic() - began
+        """Seconds of training; worker 0's count."""
         self.lives = [
             GroupLife(group, world.size, self.clock) if group.life is not None else None for group in self.groups
         ]
@@ -96,9 +98,8 @@ class SparseStages:
             sum(len(m) for m in flight.micros) if flight.has_data else NO_DATA if flight.refused is None else REFUSED
         )
         terms = sum(m.terms() for m in flight.micros)
-        seconds = time.monotonic() - self._began
         exchange = exchange or self._route_exchange
-        flight.routes = route(flight.planned, terms, samples, flight.micro_batches, exchange, seconds)
+        flight.routes = route(flight.planned, terms, samples, flight.micro_batches, exchange, self.now())
         flight.planned = []
 
     def retrieve(self, flight: Flight) -> None:
