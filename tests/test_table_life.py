@@ -367,7 +367,9 @@ def counted_when_retrieved(pipeline: TrainPipeline) -> None:
         assert life is not None
         retrieve, update = life.retrieve, life.update
 
-        def count(store: Any, plan: Any, buffer: Any, *rest: Any, life: GroupLife = life, retrieve: Any = retrieve) -> Any:
+        def count(
+            store: Any, plan: Any, buffer: Any, *rest: Any, life: GroupLife = life, retrieve: Any = retrieve
+        ) -> Any:
             found = retrieve(store, plan, buffer, *rest)
             of_rows = life.group.life_in(buffer.state)
             life_kernels.sight(of_rows, rest[1], 2**30, 1, np.empty(0, np.int64))
@@ -396,7 +398,12 @@ def trained_before_admission(pipeline: TrainPipeline) -> None:
 
 
 def differs(
-    world: World, steps: Steps, setting: Setting, schedule: str, most: int | None, spoil: Callable[[TrainPipeline], None]
+    world: World,
+    steps: Steps,
+    setting: Setting,
+    schedule: str,
+    most: int | None,
+    spoil: Callable[[TrainPipeline], None],
 ) -> bool:
     right = trained(world, steps, setting, "serial", most)
     assert sum(right["evicted"].values()) > 5, "the data must make sweeps evict"

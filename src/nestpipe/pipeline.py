@@ -158,6 +158,7 @@ class TrainPipeline:
             early_update,
             self._late is not None,
             host_computes(model) if early_prepare is None else early_prepare,
+            any(life is not None and life.life.sweeps for life in self.sparse.lives),
         )
         watches = early_reduce and schedule != "serial" and self._late is None
         self._watch = BackwardWatch(self.dense.buckets) if watches else None

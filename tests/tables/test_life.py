@@ -134,7 +134,9 @@ def drawn_operations(store: KeyedRows, seed: int) -> None:
         expected.update(zip(pairs, zip(values.tolist(), state.tolist())))
         assert len(store) == len(expected)
         live = np.flatnonzero(store.life[: store.index.slots_used, 0])
-        assert sorted(live.tolist()) == sorted(store.index.items()[2].tolist()), "a sweep sees who is there, and nobody else"
+        assert sorted(live.tolist()) == sorted(store.index.items()[2].tolist()), (
+            "a sweep sees who is there, and nobody else"
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))

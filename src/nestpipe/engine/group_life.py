@@ -171,9 +171,7 @@ class GroupLife:
             sweep.choose_rare(rows + coming - self._share)
         waiting = np.empty(0, np.int64)
         if store.sightings is not None and horizon > 0:
-            of_waiting = Sweep(
-                store.sightings.index, store.sightings.life, self._waiting_marks.rows, batch - 1, tables
-            )
+            of_waiting = Sweep(store.sightings.index, store.sightings.life, self._waiting_marks.rows, batch - 1, tables)
             if previous is not None:
                 of_waiting.spare(previous.tables, previous.keys)
             of_waiting.choose_aged(horizon)
@@ -217,9 +215,7 @@ class GroupLife:
         if len(condemned.waiting):
             assert store.sightings is not None
             index = store.sightings.index
-            store.sightings.remove(
-                index.slot_tables.rows[condemned.waiting], index.slot_keys.rows[condemned.waiting]
-            )
+            store.sightings.remove(index.slot_tables.rows[condemned.waiting], index.slot_keys.rows[condemned.waiting])
             self._waiting_marks.rows[condemned.waiting] = 0
             self.forgotten += len(condemned.waiting)
         del self._condemned[batch]  # last: whoever finds nothing condemned need not take the lock

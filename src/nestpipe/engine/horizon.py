@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 MOST = 4096
-"""Times that are remembered: when there are more, every other one is forgotten, and every other batch passed over from then on."""
+"""Times that are remembered: when there are more, every other one is forgotten, and from then on every other batch's, too."""
 
 
 class AgreedClock:

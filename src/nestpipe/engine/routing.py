@@ -1,7 +1,8 @@
 """How keys get from the workers that need them to those that own them, and the index lists that rows follow ever after.
 
 Two messages per batch and pair of workers, whatever the number of tables: a header of fixed size (loss terms, is there data,
-the time, keys per group and micro-batch) and the keys themselves, each with a tag of its table and the micro-batch of its last use.
+the time, keys per group and micro-batch) and the keys themselves, each with a tag of its table and the micro-batch of its last
+use.
 """
 
 from __future__ import annotations

@@ -247,6 +247,10 @@ class SparseStages:
         pairs = [(life, group) for life, group in zip(self.lives, self.groups) if life is not None and life.life.sweeps]
         return {t.name: int(life.counts[n]) for life, group in pairs for n, t in enumerate(group.tables)}
 
+    def horizons(self) -> list[tuple[int, int]]:
+        """What minutes came to in the sweeps so far, as `TableLife.ttl_horizons` takes it; of the first tables that age so."""
+        return next((life.horizons for life in self.lives if life is not None and life.life.by_the_clock), [])
+
     def take_evicted(self) -> list[Evicted]:
         """What was evicted on this worker since the last call; whoever never asks keeps 8 bytes of every evicted key."""
         return [evicted for life in self.lives if life is not None for evicted in life.take_evicted()]

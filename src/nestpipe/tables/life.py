@@ -14,13 +14,13 @@ MOST_SIGHTINGS = 2**30
 class TableLife:
     """Admission and eviction of one table.  Tables that live alike are stored and moved together.
 
-    A sighting of a key is a batch that it occurs in, on whichever worker and however often.  A sweep goes before every batch whose
-    number is a multiple of `sweep_every` (not before batch 0), over the rows as they are after the batch before it.  Keys of that
-    batch are never evicted.
+    A sighting of a key is a batch that it occurs in, on whichever worker and however often.  A sweep goes before every batch
+    whose number is a multiple of `sweep_every` (not before batch 0), over the rows as they are after the batch before it.  Keys
+    of that batch are never evicted.
     """
 
     admit_after: int = 1
-    """Sightings after which a key gets a row: that one trains it.  Before, it reads its first value and its gradient is dropped."""
+    """Sightings until a key gets a row; the last of them trains it.  Before, it reads its first value, gradients are dropped."""
     ttl_steps: int | None = None
     """A sweep evicts keys that none of the last so many batches has touched."""
     ttl_minutes: float | None = None
@@ -30,8 +30,8 @@ class TableLife:
     sweep_every: int = 100
     """Batches from sweep to sweep."""
     ttl_horizons: tuple[tuple[int, int], ...] | None = None
-    """What `ttl_minutes` came to in another run, in place of a clock: from sweep (first number) on, keys go that were last touched
-    before batch (second number)."""
+    """What `ttl_minutes` came to in another run, in place of a clock: from a sweep (first number) on, keys go that were last
+    touched before a batch (second number)."""
 
     def __post_init__(self) -> None:
         for name in ("admit_after", "ttl_steps", "max_rows", "sweep_every"):

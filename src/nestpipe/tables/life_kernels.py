@@ -62,19 +62,25 @@ def _row_of(life, slot_tables, marks, s, before, places):  # type: ignore[no-unt
     return np.int64(places[slot_tables[s]])
 
 
+@numba.njit(nogil=True, cache=True, inline="always")
+def _seen_bin(seen):  # type: ignore[no-untyped-def]
+    return np.int64(seen) if seen < _HIGHEST else np.int64(_HIGHEST)
+
+
 @numba.njit(nogil=True, cache=True)
 def count_sightings(life, slot_tables, marks, used, before, places, histogram):  # type: ignore[no-untyped-def]
     """histogram[place of the table, sightings]; the highest bin is for all that were seen as often or oftener."""
     for s in range(used):
         p = _row_of(life, slot_tables, marks, s, before, places)
         if p >= 0:
-            histogram[p, min(np.int64(life[s, 0]), _HIGHEST)] += 1
+            histogram[p, _seen_bin(life[s, 0])] += 1
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _age_bin(last, before):  # type: ignore[no-untyped-def]
     """Later batches are in no lower bin."""
-    return min(np.int64(last) * BINS // (before + 1), _HIGHEST)
+    bin_of_last = np.int64(last) * BINS // (before + 1)
+    return bin_of_last if bin_of_last < _HIGHEST else np.int64(_HIGHEST)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -94,7 +100,7 @@ def choose_rare(life, slot_tables, marks, used, before, places, cut, age_cut, ed
         p = _row_of(life, slot_tables, marks, s, before, places)
         if p < 0:
             continue
-        seen = min(np.int64(life[s, 0]), _HIGHEST)
+        seen = _seen_bin(life[s, 0])
         age = _age_bin(life[s, 1], before) if seen < _HIGHEST else age_cut[p]
         if seen < cut[p] or (seen == cut[p] and age < age_cut[p]):
             marks[s] = CHOSEN

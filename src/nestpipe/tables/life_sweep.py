@@ -14,7 +14,7 @@ class Sweep:
     """
 
     def __init__(self, index: HashIndex, life: np.ndarray, marks: np.ndarray, before: int, tables: int) -> None:
-        """`before`: number of the batch before the sweep, whose keys are never chosen; where that batch is in the store, it shows."""
+        """`before`: the batch before the sweep, whose keys are never chosen; where it is in the store already, that shows."""
         self._index = index
         self._life, self._marks = life, marks
         self._before = before
@@ -54,7 +54,9 @@ class Sweep:
         age_cut, age_left = _cut(ages, left)
         highest = cut == kernels.BINS - 1  # in which sightings differ: all of it is sorted below
         age_cut[highest], age_left[highest] = 0, left[highest]
-        on_edge = np.where(highest, seen[:, -1], np.take_along_axis(ages, age_cut.clip(max=kernels.BINS - 1)[:, None], 1)[:, 0])
+        on_edge = np.where(
+            highest, seen[:, -1], np.take_along_axis(ages, age_cut.clip(max=kernels.BINS - 1)[:, None], 1)[:, 0]
+        )
         edge = np.empty(int(on_edge.sum()), np.int64)
         edge = edge[: kernels.choose_rare(*where, cut, age_cut, edge)]
         self._choose_first(edge, places, age_left)
@@ -78,7 +80,7 @@ class Sweep:
 
 
 def _cut(histogram: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Per row the bin in which the wanted number is reached, one behind the last where it is not; and how many of it are wanted."""
+    """Per row the bin in which the wanted number is reached, one behind the last if in none; and how many of it are wanted."""
     reached = np.cumsum(histogram, axis=1)
     cut = (reached < wanted[:, None]).sum(axis=1)
     below = np.where(cut > 0, np.take_along_axis(reached, (cut - 1).clip(min=0)[:, None], 1)[:, 0], 0)
