@@ -55,11 +55,9 @@ def choose_aged(life, slot_tables, marks, used, before, horizon, rows, aged):  #
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def _row_of(life, slot_tables, marks, s, before, places):  # type: ignore[no-untyped-def]
-    """The histogram that a slot belongs to; -1 where it cannot be evicted, or its table has nothing to give away."""
-    if life[s, 0] == 0 or marks[s] != 0 or life[s, 1] == before:
-        return np.int64(-1)
-    return np.int64(places[slot_tables[s]])
+def _may_go(seen, last, mark, before):  # type: ignore[no-untyped-def]
+    """Whether whoever was seen so often, and last then, can be evicted.  Takes numbers: arrays would be counted as they come."""
+    return (seen != 0) & (mark == 0) & (last != before)
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
@@ -69,10 +67,11 @@ def _seen_bin(seen):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def count_sightings(life, slot_tables, marks, used, before, places, histogram):  # type: ignore[no-untyped-def]
-    """histogram[place of the table, sightings]; the highest bin is for all that were seen as often or oftener."""
+    """histogram[place of the table, sightings]; the highest bin is for all that were seen as often or oftener.  places[table] is
+    -1 for a table that has nothing to give away."""
     for s in range(used):
-        p = _row_of(life, slot_tables, marks, s, before, places)
-        if p >= 0:
+        p = places[slot_tables[s]]
+        if p >= 0 and _may_go(life[s, 0], life[s, 1], marks[s], before):
             histogram[p, _seen_bin(life[s, 0])] += 1
 
 
@@ -87,8 +86,8 @@ def _age_bin(last, before):  # type: ignore[no-untyped-def]
 def count_ages(life, slot_tables, marks, used, before, places, cut, histogram):  # type: ignore[no-untyped-def]
     """The same by last batch, 0 to `before`, of those that were seen cut[p] times."""
     for s in range(used):
-        p = _row_of(life, slot_tables, marks, s, before, places)
-        if p >= 0 and life[s, 0] == cut[p]:
+        p = places[slot_tables[s]]
+        if p >= 0 and life[s, 0] == cut[p] and _may_go(life[s, 0], life[s, 1], marks[s], before):
             histogram[p, _age_bin(life[s, 1], before)] += 1
 
 
@@ -97,8 +96,8 @@ def choose_rare(life, slot_tables, marks, used, before, places, cut, age_cut, ed
     """Chooses those below both cuts.  `edge` gets the slots of those on them, among which keys decide; returns how many."""
     found = 0
     for s in range(used):
-        p = _row_of(life, slot_tables, marks, s, before, places)
-        if p < 0:
+        p = places[slot_tables[s]]
+        if p < 0 or not _may_go(life[s, 0], life[s, 1], marks[s], before):
             continue
         seen = _seen_bin(life[s, 0])
         age = _age_bin(life[s, 1], before) if seen < _HIGHEST else age_cut[p]
