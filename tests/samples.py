@@ -16,6 +16,7 @@ from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.tables.config import TableDefaults
+from nestpipe.tables.life import TableLife
 
 MODELS = ("dlrm", "hstu")
 FEATURES = {"dlrm": ["user", "item", "tags", "rare"], "hstu": ["history", "target", "negatives", "time"]}
@@ -114,15 +115,15 @@ def shard(steps: list[list[Sample]], rank: int, workers: int) -> list[list[Sampl
     return mine
 
 
-def model(name: str, dtype: str, seed: int = 0) -> nn.Module:
+def model(name: str, dtype: str, seed: int = 0, life: TableLife | None = None) -> nn.Module:
     """A small DLRM or HSTU without dropout; tables and dense part have the same dtype."""
     torch.manual_seed(seed)
     made: nn.Module
     if name == "dlrm":
-        tables = TableDefaults(dtype, "uniform", 0.5)
+        tables = TableDefaults(dtype, "uniform", 0.5, life)
         made = DLRM(DLRMConfig(dim=4, bottom=[5], top=[6], pooling="mean"), FEATURES["dlrm"], DENSE, tables)
     else:
-        tables = TableDefaults(dtype, "normal", 0.5)
+        tables = TableDefaults(dtype, "normal", 0.5, life)
         made = HSTU(HSTUConfig(dim=6, blocks=2, heads=2, max_length=MAX_LENGTH, dropout=0.0, temperature=0.2), tables)
     return made.to(getattr(torch, dtype))
 

@@ -16,6 +16,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.micro_plan import Wanted
 from nestpipe.pipeline import TrainPipeline
+from nestpipe.tables.life import TableLife
 from nestpipe.tables.optimizers import SparseOptimizer
 from oracle import Trained, dense_state_of
 
@@ -34,6 +35,7 @@ class Setting:
     clip_norm: float | None = None
     warm_up: int = 0
     """Steps over which both learning rates rise."""
+    life: TableLife | None = None
 
     def rate(self, step: int) -> float:
         return min(1.0, (step + 1) / (self.warm_up + 1))
@@ -61,7 +63,7 @@ class Part:
 
 def make_pipeline(world: World, setting: Setting, **options: Any) -> TrainPipeline:
     # Every rank draws other dense parameters: the pipeline has to make them alike.
-    model = samples.model(setting.model, setting.dtype, setting.seed + world.rank)
+    model = samples.model(setting.model, setting.dtype, setting.seed + world.rank, setting.life)
     return TrainPipeline(
         model,
         setting.dense_optimizer(list(model.parameters())),

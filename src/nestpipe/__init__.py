@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nestpipe.late_layers import LateLinear, LateStack
     from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
+    from nestpipe.tables.life import TableLife
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 
 _HOME = {
@@ -34,6 +35,7 @@ _HOME = {
     "LateStack": "nestpipe.late_layers",
     "Progress": "nestpipe.pipeline",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
+    "TableLife": "nestpipe.tables.life",
     "TrainPipeline": "nestpipe.pipeline",
     "World": "nestpipe.comm.world",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "LateStack",
     "Progress",
     "RowWiseAdagrad",
+    "TableLife",
     "TrainPipeline",
     "World",
     "__version__",

@@ -123,7 +123,7 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from nestpipe import cli_lab, cli_profile, cli_report, cli_schedule, cli_simulate, cli_verify, version
+    from nestpipe import cli_evicted, cli_lab, cli_profile, cli_report, cli_schedule, cli_simulate, cli_verify, version
 
     parser = argparse.ArgumentParser(
         prog="nestpipe",
@@ -197,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_simulate.add(commands)
     cli_lab.add(commands)
     cli_report.add(commands)
+    cli_evicted.add(commands)
     recipe = commands.add_parser("recipe", help="list every key that a recipe may have")
     recipe.add_argument("kind", nargs="?", help="only keys of this section or kind, such as tables or parquet")
     recipe.set_defaults(command=_recipe)
@@ -336,6 +337,9 @@ def _show(summary: dict[str, Any], metrics: str) -> None:
         soft_wrap=True,
     )
     _show_stages(console, summary)
+    if any(summary["evicted"].values()):
+        told = f"{sum(summary['evicted'].values()):,} keys evicted"
+        console.print(f"{told}: nestpipe evicted {summary['run']}", highlight=False, soft_wrap=True)
     console.print(f"[bold]{metrics}[/bold]", highlight=False, soft_wrap=True)
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}", highlight=False, soft_wrap=True)
 

@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.schedule import BUILDERS, build
+    from nestpipe.schedule import BUILDERS, Options, build
     from nestpipe.schedule.check import Violation, examine
     from nestpipe.schedule.clock import nominal, run
 
@@ -63,7 +63,8 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
     for flag in ("svg", "trace", "json"):
         _check_place(f"--{flag}", getattr(args, flag))
 
-    actions, serial = build(name, batches, micros), build("serial", batches, micros)
+    strictest = Options(evicts=True)  # a list that is exact with evictions is so without
+    actions, serial = build(name, batches, micros, strictest), build("serial", batches, micros, strictest)
     spans = run(actions, nominal(actions))
     ends = {n: max(s.stop for s in run(a, nominal(a))) for n, a in (("serial", serial), (name, actions))}
     title = f"{name}: {batches} batch{'es' if batches > 1 else ''}"

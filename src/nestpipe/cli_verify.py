@@ -82,9 +82,10 @@ def _tell(result: dict[str, Any]) -> int:
     workers = f"{result['workers']} worker" + "s" * (result["workers"] > 1)
     what = f"{result['schedule']} and serial, {workers}, {result['steps']} steps"
     if result["equal"]:
+        evicted = f", {compared['evicted']:,} evicted keys" if compared["evicted"] else ""
         print(
             f"equal: {what}: {compared['losses']} losses, {compared['rows']:,} rows, {compared['state']:,} numbers of optimizer "
-            f"state and {compared['dense']} dense tensors are the same, bit for bit",
+            f"state{evicted} and {compared['dense']} dense tensors are the same, bit for bit",
             file=sys.stderr,
         )
         return 0

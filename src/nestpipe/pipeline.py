@@ -162,6 +162,7 @@ class TrainPipeline:
             early_update,
             self._late is not None,
             host_computes(model) if early_prepare is None else early_prepare,
+            any(life is not None and life.life.sweeps for life in self.sparse.lives),
         )
         watches = early_reduce and schedule != "serial" and self._late is None
         self._watch = BackwardWatch(self.dense.buckets) if watches else None
@@ -319,6 +320,11 @@ class TrainPipeline:
         """Current rows [n, D] of any keys of a table, which are not created.  All workers call it together."""
         self.settle()
         return self.sparse.rows_of(table, keys)
+
+    def evicted(self) -> dict[str, int]:
+        """How many keys each table has lost on this worker so far; `take_evicted` of `sparse` lists them."""
+        self.settle()
+        return self.sparse.evicted()
 
     def _prepare_flights(self, actions: list[Action]) -> None:
         for action in actions:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nestpipe import SGD, Adam, RowWiseAdagrad
+from nestpipe import SGD, Adam, RowWiseAdagrad, TableLife
 from nestpipe.comm.world import World
 from nestpipe.engine.walk import walk
 from nestpipe.train.digest import digest
@@ -21,12 +21,20 @@ SETTINGS = [
     Setting("dlrm", RowWiseAdagrad(), steps=4, dtype="float32"),
     Setting("dlrm", SGD(), micro_batches=2, steps=4, dtype="float64"),
     Setting("hstu", Adam(), steps=4, dtype="float32"),
+    Setting("dlrm", Adam(), steps=6, dtype="float32", life=TableLife(admit_after=2, ttl_steps=3, sweep_every=2)),
+    Setting("hstu", SGD(), steps=6, dtype="float64", life=TableLife(max_rows=20, sweep_every=1)),
 ]
 CHUNKS = [1, 2, 7, 1 << 16]
 
 
-def trained_and_digested(world: World, setting: Setting) -> tuple[str, Trained, list[dict[str, list[np.ndarray]]]]:
-    """What the pipeline says of itself, this worker's part of it, and all rows of all tables by walks of several widths."""
+Waiting = dict[str, dict[int, tuple[int, int]]]
+
+
+def trained_and_digested(
+    world: World, setting: Setting
+) -> tuple[str, Trained, list[dict[str, list[np.ndarray]]], Waiting]:
+    """What the pipeline says of itself, this worker's part of it, all rows of all tables by walks of several widths, and what
+    this worker knows of keys without a row."""
     pipeline = make_pipeline(world, setting)
     pipeline.model.register_buffer("temperature", torch.tensor(0.5), persistent=False)
     batches = my_batches(world, setting)
@@ -45,21 +53,42 @@ def trained_and_digested(world: World, setting: Setting) -> tuple[str, Trained, 
             assert not parts or world.rank == 0
             found[table] = [np.concatenate(column) for column in zip(*parts)]
         walks.append(found)
-    return said, mine, walks
+    waiting: Waiting = {}
+    for group, store in zip(pipeline.sparse.groups, pipeline.sparse.stores):
+        for number, table in enumerate(group.tables):
+            waiting[table.name] = {}
+            if store.sightings is not None:
+                keys, slots = store.sightings.rows_of(number)
+                waiting[table.name] = dict(zip(keys.tolist(), store.sightings.life[slots].tolist()))
+    return said, mine, walks, waiting
 
 
-def recompute(tables: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], dense: dict[str, np.ndarray]) -> str:
+def recompute(
+    tables: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
+    dense: dict[str, np.ndarray],
+    waiting: dict[str, dict[int, tuple[int, int]]],
+    lives: bool,
+) -> str:
     """The digest per docs/digest.md, of tables (keys, values, state; in any order) and dense tensors by name."""
     sha = hashlib.sha256(b"nestpipe-digest-1\0")
     for name in sorted(tables):
         keys, values, state = tables[name]
-        sha.update(b"table\0" + name.encode() + b"\0" + values.dtype.name.encode() + b"\0")
-        sha.update(struct.pack("<QQ", values.shape[1], state.shape[1]))
+        sha.update(b"table that lives\0" if lives else b"table\0")
+        sha.update(name.encode() + b"\0" + values.dtype.name.encode() + b"\0")
+        sha.update(struct.pack("<QQ", values.shape[1], state.shape[1] - 2 * lives))
+        whole = {"float32": np.int32, "float64": np.int64}[values.dtype.name]
         letter = {"float32": "f", "float64": "d"}[values.dtype.name]
         for row in sorted(range(len(keys)), key=lambda row: int(keys[row])):
-            numbers = [*values[row].tolist(), *state[row].tolist()]
+            of_optimizer, of_life = (state[row, :-2], state[row, -2:]) if lives else (state[row], state[row, :0])
+            numbers = [*values[row].tolist(), *of_optimizer.tolist()]
             sha.update(struct.pack(f"<q{len(numbers)}{letter}", int(keys[row]), *numbers))
+            for number in of_life.view(whole).tolist():
+                sha.update(struct.pack("<q", number))
         sha.update(struct.pack("<Q", len(keys)))
+        if lives:
+            for key, (seen, last) in sorted(waiting[name].items()):
+                sha.update(struct.pack("<qqq", key, seen, last))
+            sha.update(struct.pack("<Q", len(waiting[name])))
     for name in sorted(dense):
         array = dense[name]
         sha.update(b"dense\0" + name.encode() + b"\0" + array.dtype.name.encode() + b"\0")
@@ -69,12 +98,12 @@ def recompute(tables: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], dens
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s.model}-{s.dtype}")
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s.model}-{s.dtype}" + "-lives" * (s.life is not None))
 def test_another_program_computes_the_same_digest(setting: Setting, workers: int) -> None:
     """The documented layout is the one that is implemented, wherever the rows lie; and a walk in small chunks misses nothing."""
     results = run(workers, trained_and_digested, setting)
-    assert len({said for said, _, _ in results}) == 1, "every worker has the same digest"
-    parts = [mine for _, mine, _ in results]
+    assert len({said for said, *_ in results}) == 1, "every worker has the same digest"
+    parts = [mine for _, mine, _, _ in results]
     tables = {}
     for name in parts[0].rows:
         columns = [np.concatenate([getattr(part, what)[name] for part in parts]) for what in ("keys", "rows", "state")]
@@ -83,10 +112,15 @@ def test_another_program_computes_the_same_digest(setting: Setting, workers: int
     dense = dict(parts[0].dense)
     dense |= {f"optimizer.{name}": array for name, array in parts[0].dense_state.items()}
     assert any(array.ndim == 0 for array in dense.values()) and any(array.ndim == 2 for array in dense.values())
-    assert results[0][0] == recompute(tables, dense)
+    waiting = {name: {k: v for part in results for k, v in part[3][name].items()} for name in tables}
+    assert (setting.life is not None and setting.life.admit_after > 1) == any(waiting.values())
+    assert results[0][0] == recompute(tables, dense, waiting, setting.life is not None)
 
     for found in results[0][2]:
         for name, columns in tables.items():
             order = np.argsort(columns[0])
+            if not len(order):  # nothing was yielded
+                assert found[name] == []
+                continue
             for walked, column in zip(found[name], columns, strict=True):
                 assert walked.dtype == column.dtype and np.array_equal(walked, column[order])

@@ -92,7 +92,7 @@ def execute(order: Sequence[Action], uses: Uses) -> Outcome:
 
 def places(effect: Effect, micro: int, uses: Uses) -> list[Place]:
     """Where an effect touches something."""
-    if not effect.batches:
+    if not effect.batches and not effect.without:
         return [(-1, -1)]
     keys = sorted({key for key, _, _ in uses})
     workers = sorted({worker for _, _, worker in uses})

@@ -105,6 +105,29 @@ def test_writeback_of_t_minus_2_after_retrieve_of_t() -> None:
     assert "rows in batches 0 and 2 but not 1" in str(found)
 
 
+def test_a_sweep_before_writeback_of_t_minus_2() -> None:
+    """A sweep looks at all rows: those that only t-2 touches must be in the store before it, too."""
+    options = Options(evicts=True)
+    actions = moved(waiting(build("dbp", 4, 2, options), "retrieve 2", "route 2"), "retrieve 2", before="writeback 0")
+    found = check(actions, build("serial", 4, 2, options))
+    assert found is not None
+    assert_names(found, "update 0", "retrieve 2", (0,), "store state")
+
+
+def test_a_sweep_that_looks_at_the_rows_of_the_batch_before() -> None:
+    """They are in the store under serial, and not yet under dbp."""
+    options = Options(evicts=True)
+
+    def curious(actions: list[Action]) -> list[Action]:
+        retrieve = actions[place(actions, "retrieve 2")]
+        effects = tuple(replace(e, without=()) if e.kind == "read" and e.without else e for e in retrieve.effects)
+        return changed(actions, "retrieve 2", effects=effects)
+
+    found = check(curious(build("dbp", 4, 2, options)), curious(build("serial", 4, 2, options)))
+    assert found is not None and 1 in [batch for batch, _, _ in found.rows.uses] and "store state" in str(found)
+    assert check(curious(build("fwp", 4, 2, options)), curious(build("serial", 4, 2, options))) is None
+
+
 def test_embed_from_the_store() -> None:
     """The store has what the batch before wrote only once that is written back."""
     actions = build("dbp", 4, 2)
@@ -221,7 +244,7 @@ def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
 def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: int, clips: bool, early: bool) -> None:
     """Whatever a builder may vary gives what `serial` gives with the same options."""
     for early_update, late_weights, early_prepare in itertools.product((False, True), repeat=3):
-        options = Options(buckets, clips, look_ahead, early, early_update, late_weights, early_prepare)
+        options = Options(buckets, clips, look_ahead, early, early_update, late_weights, early_prepare, early)
         assert check(build(schedule, 4, 3, options), build("serial", 4, 3, options)) is None
 
 

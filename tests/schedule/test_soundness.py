@@ -10,7 +10,7 @@ from executions import execute, random_order, random_uses, uses_of
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from nestpipe.schedule import BUILDERS, Action, build
+from nestpipe.schedule import BUILDERS, Action, Options, build
 from nestpipe.schedule.check import Violation, check, happens_before
 from nestpipe.schedule.effects import STORE, Effect, rows
 
@@ -104,17 +104,20 @@ def some_of(changes: list[Change]) -> st.SearchStrategy[list[Change]]:
 
 
 @quick
-@given(schedules, sizes, some_of([*ORDER, *ORDER, *EFFECTS]), seeds)
+@given(schedules, sizes, some_of([*ORDER, *ORDER, *EFFECTS]), seeds, st.booleans())
 def test_what_is_called_exact_always_runs_like_serial(
-    schedule: str, size: tuple[int, int], changes: list[Change], seed: int
+    schedule: str, size: tuple[int, int], changes: list[Change], seed: int, evicts: bool
 ) -> None:
     """And so no list that can differ from serial is ever called exact."""
     rng = random.Random(seed)
-    actions, reference = build(schedule, *size), build("serial", *size)
+    options = Options(evicts=evicts)
+    actions, reference = build(schedule, *size, options), build("serial", *size, options)
     for change in changes:
         actions = change(actions, rng)
     found = check(actions, reference)
-    event("not exact" if found else "exact, as it was" if actions == build(schedule, *size) else "exact, changed")
+    event(
+        "not exact" if found else "exact, as it was" if actions == build(schedule, *size, options) else "exact, changed"
+    )
     if found is None:
         for _ in range(3):
             uses, order = random_uses(rng, *size), random_order(actions, rng)
@@ -123,16 +126,17 @@ def test_what_is_called_exact_always_runs_like_serial(
 
 
 @quick
-@given(schedules, sizes, some_of(ORDER), seeds)
+@given(schedules, sizes, some_of(ORDER), seeds, st.booleans())
 def test_what_is_called_not_exact_can_differ_from_serial(
-    schedule: str, size: tuple[int, int], changes: list[Change], seed: int
+    schedule: str, size: tuple[int, int], changes: list[Change], seed: int, evicts: bool
 ) -> None:
     """No false alarm: with the rows that it names there is an order in which somebody reads something else.
 
     Of changed effects this is not asked: a race is refused even where what it leaves is overwritten before anybody reads it.
     """
     rng = random.Random(seed)
-    actions, reference = build(schedule, *size), build("serial", *size)
+    options = Options(evicts=evicts)
+    actions, reference = build(schedule, *size, options), build("serial", *size, options)
     for change in changes:
         actions = change(actions, rng)
     found, before = check(actions, reference), happens_before(actions)

@@ -97,7 +97,7 @@ def _apply(pipeline: TrainPipeline, checkpoint: Checkpoint, file: File) -> None:
     if not mine.all():
         arrays = tuple(array[mine] for array in arrays)
     if file.kind == "removed":
-        store.remove(arrays[0], arrays[1])  # type: ignore[attr-defined]
+        store.remove(arrays[0], arrays[1])
         return
     tables, keys, values, kept = arrays
     state = np.zeros((len(keys), group.state_width), group.dtype)

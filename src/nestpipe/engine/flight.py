@@ -50,6 +50,8 @@ class Flight:
     """The batch before, while its rows may be newer than the store's; None where the store is always up to date."""
     shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Per group: places in the previous batch's buffer and in this one's of the keys that both hold."""
+    forgotten: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
+    """With `--check staleness`: groups, tables and keys that this batch's sweep has chosen, and that begin anew with it."""
     windows: list[WindowRoom] = field(default_factory=list)
     arrived: dict[int, list[np.ndarray]] = field(default_factory=dict)
     """Per micro-batch and group: row gradients that came from all workers, not yet accumulated."""

@@ -1,7 +1,8 @@
 """How keys get from the workers that need them to those that own them, and the index lists that rows follow ever after.
 
 Two messages per batch and pair of workers, whatever the number of tables: a header of fixed size (loss terms, is there data,
-keys per group and micro-batch) and the keys themselves, each with a tag of its table and the micro-batch of its last use.
+the time, keys per group and micro-batch) and the keys themselves, each with a tag of its table and the micro-batch of its last
+use.
 """
 
 from __future__ import annotations
@@ -50,17 +51,21 @@ class Routes:
     """Samples of the whole global batch."""
     ended: bool
     """The training data of every worker has ended."""
+    seconds: float = 0.0
+    """When that was, by the clock of worker 0."""
 
 
-def route(windows: list[Window], terms: float, samples: int, micros: int, exchange: Exchange) -> Routes:
+def route(
+    windows: list[Window], terms: float, samples: int, micros: int, exchange: Exchange, seconds: float = 0.0
+) -> Routes:
     """Exchanges headers, then keys, with all workers.  A worker without data takes part with nothing."""
     world = exchange.world
-    headers_out = _headers(windows, terms, samples, micros, world.size)
+    headers_out = _headers(windows, terms, samples, seconds, micros, world.size)
     headers_in = torch.empty_like(headers_out)
     exchange.exchange([[h] for h in headers_out], [[h] for h in headers_in])
     headers_in[world.rank] = headers_out[world.rank]
     # counts[s, g, m]: keys of group g that worker s needs from this one, first used in m
-    counts = headers_in[:, 2:].reshape(world.size, len(windows), micros).numpy()
+    counts = headers_in[:, _COUNTS:].reshape(world.size, len(windows), micros).numpy()
     messages_out = [_message(windows, owner, micros) for owner in range(world.size)]
     messages_in = [torch.empty(int(_words(counts[s].sum(1)).sum()), dtype=torch.int64) for s in range(world.size)]
     messages_in[world.rank] = messages_out[world.rank]
@@ -73,6 +78,7 @@ def route(windows: list[Window], terms: float, samples: int, micros: int, exchan
         terms=float(headers_in[:, 0].contiguous().view(torch.float64).sum()),
         samples=int(samples_of.clamp(min=0).sum()),
         ended=bool((samples_of == NO_DATA).all()),
+        seconds=float(headers_in[0, 2:3].view(torch.float64)),
     )
 
 
@@ -80,13 +86,20 @@ NO_DATA, REFUSED = -1, -2
 """In place of the number of samples: this worker's data has ended; it has a batch that it cannot train, and will say so."""
 
 
-def _headers(windows: list[Window], terms: float, samples: int, micros: int, workers: int) -> torch.Tensor:
-    headers = np.empty((workers, 2 + len(windows) * micros), np.int64)
+_COUNTS = 3
+"""Words of a header before the numbers of keys."""
+
+
+def _headers(
+    windows: list[Window], terms: float, samples: int, seconds: float, micros: int, workers: int
+) -> torch.Tensor:
+    headers = np.empty((workers, _COUNTS + len(windows) * micros), np.int64)
     headers[:, 0] = np.float64(terms).view(np.int64)
     headers[:, 1] = samples
+    headers[:, 2] = np.float64(seconds).view(np.int64)
     for g, window in enumerate(windows):
         counts = np.diff(window.first_ends.reshape(-1), prepend=0).reshape(micros, workers)
-        headers[:, 2 + g * micros : 2 + (g + 1) * micros] = counts.T
+        headers[:, _COUNTS + g * micros : _COUNTS + (g + 1) * micros] = counts.T
     return torch.from_numpy(headers)
 
 

@@ -6,6 +6,7 @@ Each method does one stage of one batch.  They hold no state of their own beyond
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,11 +18,14 @@ from nestpipe.data.batch import Batch
 from nestpipe.engine.blocks import Blocks
 from nestpipe.engine.buffers import Buffers
 from nestpipe.engine.flight import Flight
+from nestpipe.engine.group_life import Evicted, GroupLife
+from nestpipe.engine.horizon import AgreedClock
 from nestpipe.engine.lookups import GroupLookups
 from nestpipe.engine.routing import NO_DATA, REFUSED, Routes, route
 from nestpipe.engine.staleness import Ledger
 from nestpipe.engine.window_room import WindowRoom, window_bytes
 from nestpipe.keys.dedup import intersect_pairs
+from nestpipe.keys.index import Found
 from nestpipe.keys.window import Window, plan_window
 from nestpipe.tables import kernels
 from nestpipe.tables.store import make_store
@@ -50,6 +54,14 @@ class SparseStages:
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
+        self.clock = AgreedClock()
+        began = time.monotonic()
+        self.now: Callable[[], float] = lambda: time.monotonic() - began
+        """Seconds of training; worker 0's count."""
+        self.lives = [
+            GroupLife(group, world.size, self.clock) if group.life is not None else None for group in self.groups
+        ]
+        """Per group: admission and eviction; None where every key has a row from its first batch on, for ever."""
         self.buffers = Buffers(self.groups, buffer_limit)
         self.blocks = Blocks()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
@@ -86,11 +98,12 @@ class SparseStages:
             sum(len(m) for m in flight.micros) if flight.has_data else NO_DATA if flight.refused is None else REFUSED
         )
         terms = sum(m.terms() for m in flight.micros)
-        flight.routes = route(flight.planned, terms, samples, flight.micro_batches, exchange or self._route_exchange)
+        exchange = exchange or self._route_exchange
+        flight.routes = route(flight.planned, terms, samples, flight.micro_batches, exchange, self.now())
         flight.planned = []
 
     def retrieve(self, flight: Flight) -> None:
-        """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.
+        """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.  Sweeps go before it.
 
         Those that the previous batch is still changing are left for `sync`.  Makes room for the batch's gradients, and for rows
         and gradients of the window, too.
@@ -100,12 +113,8 @@ class SparseStages:
         if flight.previous is not None:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
-        flight.found = [
-            store.retrieve(
-                plan.tables, plan.keys, buffer.values, buffer.state, flight.shared[g][1] if flight.shared else None
-            )
-            for g, (store, plan, buffer) in enumerate(zip(self.stores, owned, flight.buffers))
-        ]
+        self.clock.note(flight.number, _routes(flight).seconds)
+        flight.found = [self._read(flight, g) for g in range(len(self.groups))]
         for buffer, (_, places) in zip(flight.buffers, flight.shared):
             kernels.spoil(buffer.values, places)
         if self.ledger is not None:
@@ -113,6 +122,18 @@ class SparseStages:
         for buffer in flight.buffers:
             torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
         self._make_windows(flight)
+
+    def _read(self, flight: Flight, g: int) -> Found:
+        """The rows of one group, but for those that `sync` will bring."""
+        store, plan, buffer, life = self.stores[g], _routes(flight).owned[g], flight.buffers[g], self.lives[g]
+        skip = flight.shared[g][1] if flight.shared else None
+        if life is None:
+            return store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state, skip)
+        before = _routes(flight.previous).owned[g] if flight.previous is not None else None
+        found = life.retrieve(store, plan, buffer, skip, flight.number, before, _routes(flight).seconds)
+        if self.ledger is not None:
+            flight.forgotten.append((g, *life.condemned_by(store, flight.number)))
+        return found
 
     def sync(self, flight: Flight) -> None:
         """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen."""
@@ -124,6 +145,7 @@ class SparseStages:
                 old.release()
             flight.previous = None
         if self.ledger is not None:
+            self.ledger.forget(flight)
             self.ledger.verify(flight)
 
     def _make_windows(self, flight: Flight) -> None:
@@ -191,24 +213,47 @@ class SparseStages:
             kernels.scale(buffer.grads, np.array([factor], buffer.grads.dtype))
 
     def update(self, flight: Flight, rate: Callable[[int], float]) -> None:
-        """One optimizer step on every row of the buffer."""
-        for group, buffer in zip(self.groups, flight.buffers):
+        """One optimizer step on every row of the buffer that is admitted."""
+        for group, buffer, life in zip(self.groups, flight.buffers, self.lives):
             lr = group.optimizer.lr * rate(flight.number)
-            group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, flight.number + 1)
+            if life is None:
+                group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, flight.number + 1)
+            else:
+                life.update(buffer, flight.number, lr)
         if self.ledger is not None:
             self.ledger.stamp(flight)
 
     def writeback(self, flight: Flight) -> None:
-        """The buffer's rows and optimizer state back to the store; new keys get their row here."""
+        """The buffer's rows and optimizer state back to the store; new keys get their row here, and evicted ones lose it."""
         self.windows_by_micro += any(window.by_micro for window in _routes(flight).windows)
-        for store, buffer, plan, found in zip(self.stores, flight.buffers, _routes(flight).owned, flight.found):
-            store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
+        parts = zip(self.stores, flight.buffers, _routes(flight).owned, flight.found, self.lives)
+        for store, buffer, plan, found, life in parts:
+            if life is None:
+                store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
+            else:
+                life.writeback(store, plan, buffer, found, flight.number)
             buffer.release()
 
     def drop(self, flight: Flight) -> None:
-        """Frees the buffers of a batch that failed and will not be trained."""
+        """Frees the buffers of a batch that failed and will not be trained, and keeps what its sweep would have evicted."""
+        for life in self.lives:
+            if life is not None:
+                life.drop(flight.number)
         for buffer in flight.buffers:
             buffer.abandon()
+
+    def evicted(self) -> dict[str, int]:
+        """How many keys each table has lost on this worker; tables that cannot lose any are not there."""
+        pairs = [(life, group) for life, group in zip(self.lives, self.groups) if life is not None and life.life.sweeps]
+        return {t.name: int(life.counts[n]) for life, group in pairs for n, t in enumerate(group.tables)}
+
+    def horizons(self) -> list[tuple[int, int]]:
+        """What minutes came to in the sweeps so far, as `TableLife.ttl_horizons` takes it; of the first tables that age so."""
+        return next((life.horizons for life in self.lives if life is not None and life.life.by_the_clock), [])
+
+    def take_evicted(self) -> list[Evicted]:
+        """What was evicted on this worker since the last call; whoever never asks keeps 8 bytes of every evicted key."""
+        return [evicted for life in self.lives if life is not None for evicted in life.take_evicted()]
 
     def close(self) -> None:
         """Gives back what the stores hold outside memory."""

@@ -48,6 +48,12 @@ class Ledger:
                 )
             self.verified += len(slots)
 
+    def forget(self, flight: Flight) -> None:
+        """Called before `verify`, of keys that are evicted with this batch: they are as they began."""
+        for group, tables, keys in flight.forgotten:
+            slots = self._index[group].find(keys, tables)
+            self._last[group].rows[slots[slots >= 0]] = 0
+
     def spoil(self, flight: Flight) -> None:
         """Called by `retrieve`, of rows that `sync` has still to fill."""
         for buffer, (_, places) in zip(flight.buffers, flight.shared):

@@ -8,6 +8,7 @@ from nestpipe import pooling_kernels
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.data.kernels import take_samples
+from nestpipe.engine.life_rehearsal import rehearse_life
 from nestpipe.engine.routing import route
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import plan_window
@@ -26,7 +27,7 @@ def compile_kernels(groups: list[TableGroup], tier: DiskTier | None = None) -> N
     intersect_pairs(table, key, table, key)
     for dtype in (np.float32, np.float64):  # of the dense gradients
         kernels.sum_of_squares(np.zeros((1, 1), dtype))
-    kinds = {(group.dtype, type(group.optimizer)): group for group in groups}
+    kinds = {(group.dtype, type(group.optimizer), group.life is None): group for group in groups}
     for group in kinds.values():
         scratch = RowStore(group, seed=0)
         values = np.zeros((1, group.dim), group.dtype)
@@ -35,6 +36,8 @@ def compile_kernels(groups: list[TableGroup], tier: DiskTier | None = None) -> N
         scratch.writeback(owned.tables, owned.keys, values, state, found)
         scratch.retrieve(owned.tables, owned.keys, values, state)
         scratch.rows_of(0)
+        if group.life is not None:
+            rehearse_life(group, owned, tier)
         if tier is not None:
             rehearse(group, tier)
         kernels.gather(values, owned.embed_rows, values.copy())

@@ -4,6 +4,10 @@ State is named by tuples.  Some of it is rows (the tables, a batch's buffer, a w
 the keys that occur in all of `batches` and in none of `without`, and for a micro-batch only those used in it as `use` says.
 Whatever is not a copy is an unknown function of everything the action reads, so two schedules are equal when every action reads
 the same.
+
+A sweep (eviction) is part of `retrieve`: it looks at the life of all rows but those of the batch before, and chooses.  From then
+on those are not read, and `writeback` of the same batch removes them.  To whoever reads, a row that is hidden and one that is
+removed are the same, so removal is no effect of its own; what must be the same in all schedules is the choice, and who knows it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ class Effect:
     source: State | None = None
     """Of a copy."""
     batches: tuple[int, ...] = ()
-    """Rows: only of keys that occur in all of these batches.  Empty: not rows, but the whole state."""
+    """Rows: only of keys that occur in all of these batches.  Empty: all of the state, but for what `without` says."""
     use: str = ""
     """Rows in a micro-batch: "first" or "last" used in it, or "used" in it."""
     without: tuple[int, ...] = ()
@@ -50,6 +54,16 @@ def shared_rows(batch: int) -> tuple[Effect, ...]:
     return tuple(Effect("copy", new, old, batches=(batch - 1, batch)) for old, new in pairs)
 
 
+def sweep(batch: int) -> tuple[Effect, ...]:
+    """Chooses by the life of all rows but those that the batch before touches, which may be in the store or not; what that one's
+    own sweep has chosen may not be removed yet."""
+    return (
+        Effect("read", STORE[1], without=(batch - 1,)),
+        Effect("read", ("swept", batch - 1)),
+        Effect("write", ("swept", batch)),
+    )
+
+
 @functools.lru_cache(maxsize=4096)
 def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -> tuple[Effect, ...]:
     """The effects of a stage, in order: reads see what was there before the action's own writes."""
@@ -69,6 +83,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
         case "retrieve":
             return (
                 Effect("read", routes),
+                *(sweep(t) if options.evicts else ()),
                 *(Effect("copy", new, old, batches=mine) for old, new in zip(STORE, (values, state))),
                 Effect("write", grads, batches=mine),
                 Effect("write", window_grads, batches=mine),
@@ -121,6 +136,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
             return (
                 Effect("read", routes),
                 Effect("read", verdict),  # what was not agreed on never reaches the tables
+                *([Effect("read", ("swept", t))] if options.evicts else []),
                 *(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
             )
     raise ValueError(f"no stage {stage!r}")

@@ -28,6 +28,9 @@ class Options:
     """Later batches are prepared from the end of a batch's compute on, when a host that computes itself has least to do.
     Otherwise from the first rows of the next batch on: where an accelerator computes, the host is needed at the boundary."""
 
+    evicts: bool = False
+    """Rows are evicted, before any batch: under every schedule the same ones."""
+
     @property
     def update_waits(self) -> bool:
         """Whether rows may be updated only after all workers have agreed."""

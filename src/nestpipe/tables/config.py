@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from nestpipe.tables.life import TableLife
 from nestpipe.tables.optimizers import SparseOptimizer
 
 DTYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
@@ -27,6 +28,8 @@ class TableConfig:
     init_scale: float = 0.01
     optimizer: SparseOptimizer | None = None
     """None: the pipeline's `sparse_optimizer`."""
+    life: TableLife | None = None
+    """When keys get a row and lose it; None: with the first batch that touches them, and never."""
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
@@ -73,9 +76,12 @@ class TableDefaults:
     dtype: str = "float32"
     init: str = "uniform"
     init_scale: float = 0.01
+    life: TableLife | None = None
 
     def bag(self, name: str, dim: int, features: Sequence[str], pooling: str = "sum") -> EmbeddingBagConfig:
-        return EmbeddingBagConfig(name, dim, features, self.dtype, self.init, self.init_scale, pooling=pooling)
+        return EmbeddingBagConfig(
+            name, dim, features, self.dtype, self.init, self.init_scale, life=self.life, pooling=pooling
+        )
 
     def sequence(self, name: str, dim: int, features: Sequence[str]) -> EmbeddingConfig:
-        return EmbeddingConfig(name, dim, features, self.dtype, self.init, self.init_scale)
+        return EmbeddingConfig(name, dim, features, self.dtype, self.init, self.init_scale, life=self.life)

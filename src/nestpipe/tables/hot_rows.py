@@ -20,6 +20,7 @@ LOOK = 16
 LIFE = 10
 """Counts are halved after this many touches per slot of DRAM, and not oftener than in as many batches."""
 _PINNED = np.uint8(0x80)
+_NOBODY = -1
 _AHEAD = 16
 
 
@@ -89,6 +90,8 @@ class HotRows:
         self._known = 0
         self._hand = 0
         self._touches = 0
+        self._left = np.empty(0, np.int64)
+        """Slots whose row is gone, ascending: the next to be filled."""
 
     def choose(self, rows: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Places in `rows` (touched, not in DRAM) of those that enter, their slots, and the rows that leave the last of these.
@@ -99,7 +102,8 @@ class HotRows:
         self._known = max(self._known, int(rows.max(initial=-1)) + 1)
         _warm(heat, rows, MOST)
         self._count(len(rows))
-        unused = np.arange(self.used, min(self.used + len(rows), self.capacity))
+        unused = np.arange(self.used, min(self.used + max(0, len(rows) - len(self._left)), self.capacity))
+        unused = np.concatenate([self._left[: len(rows)], unused])
         rest = rows[len(unused) :]
         entering, victims = np.empty(len(rest), np.int64), np.empty(len(rest), np.int64)
         pinned = np.concatenate([keep, unused])
@@ -110,11 +114,21 @@ class HotRows:
 
     def fill(self, slots: np.ndarray, rows: np.ndarray) -> None:
         """Rows enter the slots that `choose` gave."""
+        if len(self._left):
+            self._left = np.setdiff1d(self._left, slots)
         was = slots[slots < self.used]
+        was = was[self._rows[was] >= 0]
         self._heat.rows[self._rows[was]] = self._marks[was]
         self._rows[slots] = rows
         self._marks[slots] = self._heat.rows[rows]
         self.used = min(self.capacity, max(self.used, int(slots.max(initial=-1)) + 1))
+
+    def remove(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        """The rows are gone, and those in these slots leave them empty."""
+        self._left = np.union1d(self._left, slots)
+        self._rows[slots] = _NOBODY
+        self._marks[slots] = 0
+        self._heat.rows[rows] = 0
 
     def touch(self, slots: np.ndarray) -> None:
         """A batch used these slots again."""

@@ -11,6 +11,7 @@ from nestpipe.keys.mixing import mix
 from nestpipe.tables import kernels
 from nestpipe.tables.cut import Changes, Cut
 from nestpipe.tables.group import TableGroup
+from nestpipe.tables.sightings import Sightings
 
 
 class KeyedRows(ABC):
@@ -28,6 +29,9 @@ class KeyedRows(ABC):
         self._normal = np.array([t.init == "normal" for t in group.tables])
         self._scales = np.array([t.init_scale for t in group.tables], np.float64)
         self._changes: Changes | None = None
+        waits = group.life is not None and group.life.admit_after > 1
+        self.sightings = Sightings() if waits else None
+        """Of keys that have no row yet, where rows are not given to all."""
 
     @abstractmethod
     def retrieve(
@@ -38,7 +42,8 @@ class KeyedRows(ABC):
         state: np.ndarray,
         skip: np.ndarray | None = None,
     ) -> Found:
-        """Fills values [R, D] and state [R, S] for every key; a key without a row gets its first value and zero state.
+        """Fills values [R, D] and state [R, S] for every key; a key without a row gets its first value and zero state
+        (but for its sightings, where these are counted).
 
         `skip`: places of keys that somebody else fills; nothing is read or written for them.  Returns where the rows of all keys
         were, for `writeback`.
@@ -59,6 +64,15 @@ class KeyedRows(ABC):
         """
 
     @abstractmethod
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        """Gives up the rows of these keys, all of which have one (no key twice).  Their slots will be used again."""
+
+    @property
+    @abstractmethod
+    def life(self) -> np.ndarray:
+        """[slots, 2]: sightings and last batch of every row by slot, no sightings where there is none.  Of groups with a life."""
+
+    @abstractmethod
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values [n, D] and state [n, S] of the given slots, as copies."""
 
@@ -69,6 +83,11 @@ class KeyedRows(ABC):
     def follow_changes(self) -> None:
         """From now on it is known which rows change, so that cuts can be made."""
         self._changes = Changes(self.index, self._copy)
+
+    def _note_removal(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        """Before rows go: a cut may still want them."""
+        if self._changes is not None:
+            self._changes.removing(tables, keys, self.index.find(keys, tables))
 
     def cut(self, full: bool) -> Cut:
         """The rows as they are now: all, or those that changed since the last cut.  Between two batches, when nothing is being
@@ -108,10 +127,22 @@ class KeyedRows(ABC):
         order = mine[np.argsort(keys[mine])]
         return keys[order], slots[order]
 
-    def _begin(
+    def begin(
         self, missing: np.ndarray, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray
     ) -> None:
-        """First values and zero state for the keys at these places."""
+        """First values and zero state for the keys at these places; and how often they were seen, where that is known."""
         state[missing] = 0
         if len(missing):
             kernels.first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)
+            if self.sightings is not None:
+                self._recall(self.sightings, missing, tables, keys, state)
+
+    def _recall(
+        self, sightings: Sightings, missing: np.ndarray, tables: np.ndarray, keys: np.ndarray, state: np.ndarray
+    ) -> None:
+        slots = sightings.index.find(keys[missing], tables[missing])
+        known, slots = missing[slots >= 0], slots[slots >= 0]
+        life = sightings.life[slots]
+        self.group.life_in(state)[known] = life
+        if self.group.stamped:
+            state[known, -1] = life[:, 1] + 1  # the stamp of that batch

@@ -40,7 +40,7 @@ class RowStore(KeyedRows):
         kernels.gather(self.values.rows, slots, values)
         if state.shape[1]:
             kernels.gather(self.state.rows, slots, state)
-        self._begin(missing, tables, keys, values, state)
+        self.begin(missing, tables, keys, values, state)
         return found
 
     def writeback(
@@ -59,6 +59,15 @@ class RowStore(KeyedRows):
         if state.shape[1]:
             kernels.scatter(state, slots, self.state.rows)
 
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        self._note_removal(tables, keys)
+        slots = self.index.delete(keys, tables)
+        self.state.rows[slots] = 0  # nobody is there: a sweep must see it
+
+    @property
+    def life(self) -> np.ndarray:
+        return self.group.life_in(self.state.rows)
+
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values = np.empty((len(slots), self.group.dim), self.group.dtype)
         state = np.empty((len(slots), self.group.state_width), self.group.dtype)
@@ -72,7 +81,8 @@ class RowStore(KeyedRows):
     def nbytes(self) -> int:
         used = self.index.slots_used
         width = self.group.dim + self.group.state_width
-        return used * width * self.group.dtype.itemsize + self.index.nbytes()
+        rows = used * width * self.group.dtype.itemsize
+        return rows + self.index.nbytes() + (self.sightings.nbytes() if self.sightings is not None else 0)
 
     def overhead_per_row(self) -> float:
         return self.index.nbytes() / max(1, len(self))

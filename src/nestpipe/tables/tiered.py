@@ -9,7 +9,7 @@ import numpy as np
 
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab
-from nestpipe.tables import disk_kernels, kernels
+from nestpipe.tables import disk_kernels, kernels, life_kernels
 from nestpipe.tables.disk_log import SEGMENT_BYTES, DiskLog
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.hot_rows import HotRows
@@ -41,6 +41,7 @@ def rehearse(group: TableGroup, tier: DiskTier) -> None:
         store.writeback(tables[part], part, values[part], state[part])
     store.retrieve(tables, keys, values, state)
     store.disk.clean(0, store._where.rows)
+    store.remove(tables[:2], keys[:2])
     store.close()
 
 
@@ -65,6 +66,8 @@ class TieredRowStore(KeyedRows):
         self._values = Slab(group.dtype, (group.dim,), tier.dram_rows)
         self._state = Slab(group.dtype, (group.state_width,), tier.dram_rows)
         self._hot = HotRows(tier.dram_rows)
+        self._life = Slab(group.life_dtype, (2,)) if group.life is not None else None
+        """Of all rows: a sweep cannot read a whole disk."""
         others = f" and {len(group.tables) - 1} more" if len(group.tables) > 1 else ""
         label = f"table {group.tables[0].name!r}{others}"
         words = group.dtype.itemsize // 4
@@ -91,7 +94,7 @@ class TieredRowStore(KeyedRows):
             found = self.index.look(keys, tables)
             wanted, missing = self._wanted(found.slots, skip)
             self._fetch(wanted, values, state)
-        self._begin(missing, tables, keys, values, state)
+        self.begin(missing, tables, keys, values, state)
         return found
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -123,6 +126,8 @@ class TieredRowStore(KeyedRows):
                 if self._changes is not None:
                     self._changes.changing(rows)
                 self._put(rows, values, state)
+                if self._life is not None:
+                    life_kernels.keep_life(self.group.life_in(state), self._life.rows, rows)
             except (OSError, MemoryError):
                 unborn = self._where.rows[rows] == 0
                 if self._changes is not None:
@@ -130,10 +135,27 @@ class TieredRowStore(KeyedRows):
                 self.index.delete(keys[unborn], tables[unborn])
                 raise
 
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        with self._lock:
+            self._note_removal(tables, keys)
+            rows = self.index.delete(keys, tables)
+            slots, places = self._locate(rows)
+            self.disk.release(places[places >= 0])
+            self._hot.remove(slots[slots >= 0], rows)
+            self._where.rows[rows] = 0
+            if self._life is not None:
+                self._life.rows[rows] = 0
+
+    @property
+    def life(self) -> np.ndarray:
+        assert self._life is not None, "the tables of this group have no life"
+        return self._life.rows
+
     def nbytes(self) -> int:
         width = self.group.dim + self.group.state_width
         cached = self._hot.used * width * self.group.dtype.itemsize
-        return cached + self._bookkeeping() + self.disk.nbytes()
+        waiting = self.sightings.nbytes() if self.sightings is not None else 0
+        return cached + self._bookkeeping() + self.disk.nbytes() + waiting
 
     def overhead_per_row(self) -> float:
         return self._bookkeeping() / max(1, len(self))
@@ -143,7 +165,8 @@ class TieredRowStore(KeyedRows):
             self.disk.close()
 
     def _bookkeeping(self) -> int:
-        return self.index.nbytes() + 8 * self.index.slots_used + self._hot.nbytes()
+        per_row = 8 + (0 if self._life is None else 2 * self._life.rows.itemsize)
+        return self.index.nbytes() + per_row * self.index.slots_used + self._hot.nbytes()
 
     def _fetch(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
         """Fills values and state of all rows that are not negative."""

@@ -64,7 +64,7 @@ def make_pipeline(
 ) -> TrainPipeline:
     """The model of a recipe, ready to train.  The dense part starts from the seed alone, dropout differs by worker."""
     torch.manual_seed(recipe.train.seed)
-    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale)
+    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.life())
     model = make_model(recipe.model, source, tables)
     if recipe.dense.dtype == "float64":
         model = model.double()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nestpipe.engine.walk import walk
+from nestpipe.engine.walk import walk, walk_waiting
 from nestpipe.pipeline import TrainPipeline
 
 VERSION = b"nestpipe-digest-1\0"
@@ -25,19 +25,31 @@ def digest(pipeline: TrainPipeline) -> str:
     names = sorted((t.name, g) for g, group in enumerate(pipeline.sparse.groups) for t in group.tables)
     for name, g in names:
         group = pipeline.sparse.groups[g]
-        sha.update(b"table\0" + name.encode() + b"\0" + group.dtype.name.encode() + b"\0")
+        lives = group.life is not None
+        sha.update(
+            (b"table that lives\0" if lives else b"table\0") + name.encode() + b"\0" + group.dtype.name.encode() + b"\0"
+        )
         sha.update(np.array([group.dim, group.optimizer_width], "<u8").tobytes())
         rows = 0
         for keys, values, state in walk(pipeline.sparse, name):
             row = np.dtype([("key", "<i8"), ("values", f"<f{group.dtype.itemsize}", (group.dim,)),
-                            ("state", f"<f{group.dtype.itemsize}", (group.optimizer_width,))])  # fmt: skip
+                            ("state", f"<f{group.dtype.itemsize}", (group.optimizer_width,)),
+                            ("life", "<i8", (2 if lives else 0,))])  # fmt: skip
             packed = np.empty(len(keys), row)
             packed["key"], packed["values"] = keys, values
             if group.optimizer_width:
                 packed["state"] = state[:, : group.optimizer_width]
+            if lives:
+                packed["life"] = group.life_in(state)
             sha.update(packed.tobytes())
             rows += len(keys)
         sha.update(np.array([rows], "<u8").tobytes())
+        if lives:
+            waiting = 0
+            for keys, life, _ in walk_waiting(pipeline.sparse, name):
+                sha.update(np.column_stack([keys, life]).astype("<i8").tobytes())
+                waiting += len(keys)
+            sha.update(np.array([waiting], "<u8").tobytes())
     for name, tensor in sorted(dense_state(pipeline), key=lambda item: item[0]):
         sha.update(b"dense\0" + name.encode() + b"\0" + str(tensor.dtype).removeprefix("torch.").encode() + b"\0")
         sha.update(np.array([tensor.dim(), *tensor.shape], "<u8").tobytes())

@@ -22,6 +22,9 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
         "table_bytes": sum(store.nbytes() for store in sparse.stores),
         "buffer_bytes": sparse.buffers.bytes,
     }
+    waiting = [store.sightings for store in sparse.stores if store.sightings is not None]
+    if waiting:
+        memory["waiting_keys"] = sum(len(sightings) for sightings in waiting)
     if sparse.ledger is not None:
         memory["ledger_bytes"] = sparse.ledger.nbytes()
     resident, heap = resident_bytes(), heap_bytes()
@@ -30,6 +33,7 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
     if heap is not None:
         memory["heap_used_bytes"], memory["heap_free_bytes"] = heap
         indexes = sum(store.index.heap_nbytes() for store in sparse.stores)
+        indexes += sum(sightings.index.heap_nbytes() for sightings in waiting)
         memory["heap_index_bytes"] = indexes + (sparse.ledger.heap_nbytes() if sparse.ledger is not None else 0)
     return memory
 

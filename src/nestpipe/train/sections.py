@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nestpipe.engine.micro_plan import check_micro_batches
+from nestpipe.tables.life import TableLife
 from nestpipe.train.rates import Decay, RateSchedule
 
 
@@ -62,6 +63,18 @@ class TablesSection:
     """Directory on a local disk for rows that do not fit in DRAM; none = all rows in DRAM."""
     dram_rows: int | None = None
     """With disk_path: rows that stay in DRAM, of each table group on each worker."""
+    admit_after: int = 1
+    """Batches that a key must occur in before it gets a row; the last of these trains it.  Before, it reads its first value."""
+    ttl_steps: int | None = None
+    """Evict keys that none of the last so many batches has touched; none = they stay."""
+    ttl_minutes: float | None = None
+    """Evict keys that no batch of the last so many minutes has touched, by the clock of worker 0; none = they stay."""
+    ttl_horizons: list[list[int]] | None = None
+    """What ttl_minutes came to in another run, as its summary has it, in place of a clock: makes that run's digest again."""
+    max_rows: int | None = None
+    """Most rows of a table on all workers together; those that were seen least are evicted; none = as many as there are keys."""
+    sweep_every: int = 100
+    """Batches between two sweeps, which is when keys are evicted."""
     warmup_steps: int = 0
     """Steps until the learning rate is reached."""
     decay: Decay = "none"
@@ -78,6 +91,23 @@ class TablesSection:
         if (self.disk_path is None) != (self.dram_rows is None):
             given, other = ("disk_path", "dram_rows") if self.dram_rows is None else ("dram_rows", "disk_path")
             raise ValueError(f"tables.{given} needs tables.{other} beside it")
+        try:
+            self.life()
+        except ValueError as error:
+            raise ValueError(f"tables.{error}") from error
+
+    def life(self) -> TableLife | None:
+        """None where every key has a row from its first batch on, for ever."""
+        horizons = None if self.ttl_horizons is None else tuple((*pair,) for pair in self.ttl_horizons)
+        life = TableLife(
+            self.admit_after,
+            self.ttl_steps,
+            self.ttl_minutes,
+            self.max_rows,
+            self.sweep_every,
+            horizons,  # type: ignore[arg-type]
+        )
+        return life if life.sweeps or life.admit_after > 1 else None
 
     def rates(self) -> RateSchedule:
         return RateSchedule(self.warmup_steps, self.decay, self.decay_steps, self.decay_to)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from nestpipe.comm.world import World
 from nestpipe.data.source import DataError
@@ -21,6 +22,7 @@ from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
 from nestpipe.train.digest import digest
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
+from nestpipe.train.evicted import EvictedFiles
 from nestpipe.train.memory import Returns, memory_of
 from nestpipe.train.metrics import ClickMetrics
 from nestpipe.train.recipe import Recipe
@@ -62,6 +64,7 @@ def train(
     stopped = False
     chosen = NewChoices(pipeline.plan)
     returns = Returns()
+    evicted = EvictedFiles(directory.path, world.rank)
     metrics: dict[str, float] = {}
 
     with (
@@ -77,9 +80,12 @@ def train(
             for choice in chosen.new():
                 directory.log({"step": pace.steps, "micro_batches": choice.micro_batches, "why": str(choice)})
                 display.say(str(choice))
+            evicted.append(pipeline.sparse.take_evicted())
             returns.now_and_then()  # before memory is looked at: what the run needs, and not what malloc has kept of late
             if pace.steps % recipe.train.log_every == 0:
-                directory.log({"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)})
+                line = {"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)}
+                gone = everybodys(pipeline.sparse.evicted(), world)
+                directory.log({**line, "evicted": gone} if gone else line)
             evaluates = bool(recipe.eval.every and pace.steps % recipe.eval.every == 0)
             if evaluates:
                 with pace.paused():
@@ -99,6 +105,7 @@ def train(
             directory.log({"step": pace.steps, "checkpoint": vars(saved)})
     pipeline.settle()  # first: a lane may be waiting for the stream's next batch
     stream.close()
+    evicted.append(pipeline.sparse.take_evicted())
     if stopped:
         pipeline.close()
         return {"recipe": recipe.name, "steps": pace.steps, "run": str(directory.path), "stopped": True}
@@ -121,6 +128,9 @@ def train(
         "digest": digest(pipeline),
         "seed": recipe.train.seed,
         "rows": sum(len(store) for store in pipeline.sparse.stores),
+        "waiting": sum(len(s.sightings) for s in pipeline.sparse.stores if s.sightings is not None),
+        "evicted": everybodys(pipeline.sparse.evicted(), world),
+        "ttl_horizons": [list(pair) for pair in pipeline.sparse.horizons() if pair[0] < pipeline.next_batch],
         "bytes_sent": pipeline.sparse.traffic.bytes_sent,
         "stages": stages,
         "step_ms": sum(stage["exposed_ms"] for stage in stages.values()),
@@ -139,6 +149,14 @@ def train(
 def _orderly(checkpoints: Checkpoints, ask: Callable[[], None], seconds: float) -> AbstractContextManager[None]:
     """A run that can be gone on with ends in order when it is told to; any other at once."""
     return ending_orderly(ask, seconds) if checkpoints.on else nullcontext()
+
+
+def everybodys(counts: dict[str, int], world: World) -> dict[str, int]:
+    """Counts by name, the same names on every worker, summed over all."""
+    total = torch.tensor([*counts.values()], dtype=torch.int64)
+    if world.size > 1 and counts:
+        dist.all_reduce(total, group=world.groups["metrics"])
+    return dict(zip(counts, total.tolist()))
 
 
 class NewChoices:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from nestpipe.comm.world import World
 from nestpipe.pipeline import TrainPipeline
+from nestpipe.tables.sightings import Sightings
 from nestpipe.train.build import make_pipeline, open_source, train_stream
 from nestpipe.train.digest import dense_state
 from nestpipe.train.recipe import Recipe
@@ -28,7 +29,7 @@ class Difference:
     """The first place at which two runs differ."""
 
     what: str
-    """rows, state, dense or losses."""
+    """rows, state, life, waiting, evicted, dense or losses."""
     table: str | None
     """Or the name of the dense tensor."""
     key: int | None
@@ -39,7 +40,7 @@ class Difference:
 
     def __str__(self) -> str:
         place = f"step {self.step}"
-        if self.what in ("rows", "state"):
+        if self.what in ("rows", "state", "life", "waiting", "evicted"):
             place = f"{self.what} of key {self.key} in table {self.table!r} after {self.step} steps"
         elif self.what == "dense":
             place = f"dense tensor {self.table!r} after {self.step} steps"
@@ -62,12 +63,18 @@ def verify(
     )
     chosen = [list(choice) for choice in other.pipeline.plan.choices]  # what "auto" has chosen is given back
     recipe = replace(recipe, pipeline=replace(recipe.pipeline, micro_batches=chosen))
+    if (
+        recipe.tables.ttl_minutes is not None and recipe.tables.ttl_horizons is None
+    ):  # and so is what the clock has said
+        horizons = [list(pair) for pair in other.pipeline.sparse.horizons()]
+        recipe = replace(recipe, tables=replace(recipe.tables, ttl_horizons=horizons))
     serial = _run(
         _with(recipe, "serial"), steps, world, lambda done: tell(0.5 + done / 2, f"serial, step {done * steps:.0f}")
     )
     compared = {
         "rows": _total(world, sum(len(store) for store in serial.pipeline.sparse.stores)),
         "state": _total(world, sum(len(s) * s.group.optimizer_width for s in serial.pipeline.sparse.stores)),
+        "evicted": _total(world, sum(serial.pipeline.sparse.evicted().values())),
         "dense": sum(1 for _ in dense_state(serial.pipeline)),
         "losses": len(serial.losses),
     }
@@ -107,13 +114,18 @@ def _run(recipe: Recipe, steps: int, world: World, tell: Callable[[float], None]
 
 def _first_difference(serial: Run, other: Run, world: World) -> Difference | None:
     """Of all workers: losses first, then tables by name and key, then dense tensors by name."""
-    mine = _loss_difference(serial, other) or _row_difference(serial, other) or _dense_difference(serial, other)
+    mine = (
+        _loss_difference(serial, other)
+        or _row_difference(serial, other)
+        or _eviction_difference(serial, other)
+        or _dense_difference(serial, other)
+    )
     if world.size == 1:
         return mine
     everyone: list[Difference | None] = [None] * world.size
     dist.all_gather_object(everyone, mine, group=world.groups["metrics"])
     found = [d for d in everyone if d is not None]
-    order = {"losses": 0, "rows": 1, "state": 2, "dense": 3}
+    order = {"losses": 0, "rows": 1, "state": 2, "life": 3, "waiting": 4, "evicted": 5, "dense": 6}
     return min(found, key=lambda d: (order[d.what], d.step, d.table or "", d.key or 0)) if found else None
 
 
@@ -137,22 +149,57 @@ def _row_difference(serial: Run, other: Run) -> Difference | None:
         a, b = serial.pipeline.sparse.stores[g], other.pipeline.sparse.stores[g]
         (a_keys, a_slots), (b_keys, b_slots) = a.rows_of(number), b.rows_of(number)
         if not np.array_equal(a_keys, b_keys):
-            lone = int(np.setxor1d(a_keys, b_keys)[0])
-            sides = (0.0 if lone in keys else None for keys in (a_keys, b_keys))
-            return Difference("rows", name, lone, steps, *sides)
+            return _lone_key("rows", name, steps, a_keys, b_keys)
         width = a.group.optimizer_width
         for at in range(0, len(a_keys), CHUNK):
             (a_values, a_state), (b_values, b_state) = (
                 a.read(a_slots[at : at + CHUNK]),
                 b.read(b_slots[at : at + CHUNK]),
             )
-            pairs = (("rows", a_values, b_values), ("state", a_state[:, :width], b_state[:, :width]))
+            pairs = [("rows", a_values, b_values), ("state", a_state[:, :width], b_state[:, :width])]
+            if a.group.life is not None:
+                left, right = (a.group.life_in(state).astype(np.float64) for state in (a_state, b_state))
+                pairs.append(("life", left, right))
             for what, left, right in pairs:
                 found = _unequal(left, right)
                 if found is not None:
                     i, j = found
                     return Difference(what, name, int(a_keys[at + i]), steps, float(left[i, j]), float(right[i, j]))
+        if a.sightings is not None and b.sightings is not None:
+            waiting = _waiting_difference(a.sightings, b.sightings, number, name, steps)
+            if waiting is not None:
+                return waiting
     return None
+
+
+def _waiting_difference(a: Sightings, b: Sightings, number: int, name: str, steps: int) -> Difference | None:
+    """In what is known of keys that have no row yet."""
+    (a_keys, a_slots), (b_keys, b_slots) = a.rows_of(number), b.rows_of(number)
+    if not np.array_equal(a_keys, b_keys):
+        return _lone_key("waiting", name, steps, a_keys, b_keys)
+    left, right = (s.read(slots)[0].astype(np.float64) for s, slots in ((a, a_slots), (b, b_slots)))
+    found = _unequal(left, right)
+    if found is None:
+        return None
+    i, j = found
+    return Difference("waiting", name, int(a_keys[i]), steps, float(left[i, j]), float(right[i, j]))
+
+
+def _eviction_difference(serial: Run, other: Run) -> Difference | None:
+    """In who was evicted, and when."""
+    lists = [{(e.table, e.batch): e.keys for e in run.pipeline.sparse.take_evicted()} for run in (serial, other)]
+    nobody = np.empty(0, np.int64)
+    for table, batch in sorted({*lists[0], *lists[1]}):
+        a_keys, b_keys = (found.get((table, batch), nobody) for found in lists)
+        if not np.array_equal(a_keys, b_keys):
+            return _lone_key("evicted", table, batch, a_keys, b_keys)
+    return None
+
+
+def _lone_key(what: str, table: str, steps: int, a_keys: np.ndarray, b_keys: np.ndarray) -> Difference:
+    """A key that only one of them has."""
+    lone = int(np.setxor1d(a_keys, b_keys)[0])
+    return Difference(what, table, lone, steps, *(0.0 if lone in keys else None for keys in (a_keys, b_keys)))
 
 
 def _unequal(left: np.ndarray, right: np.ndarray) -> tuple[int, int] | None:

@@ -1,0 +1,73 @@
+"""Evicted keys in a run directory: small Parquet files, each written whole or not at all, by each worker for itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nestpipe.engine.group_life import Evicted
+from nestpipe.train.rundir import RunError
+
+FOLDER = "evicted"
+_SCHEMA = pa.schema([("batch", pa.int64()), ("table", pa.dictionary(pa.int32(), pa.string())), ("key", pa.int64())])
+
+
+class EvictedFiles:
+    """RUN/evicted/rank<R>-<number>.parquet, with columns batch (of the sweep), table and key."""
+
+    def __init__(self, run: Path, rank: int) -> None:
+        self._folder, self._rank, self._written = run / FOLDER, rank, 0
+
+    def append(self, evicted: Sequence[Evicted]) -> None:
+        """One file more; it is there, whole, when this returns.  Nothing for nobody."""
+        if not evicted:
+            return
+        sizes = [len(part.keys) for part in evicted]
+        columns = [
+            pa.array(np.repeat([part.batch for part in evicted], sizes), pa.int64()),
+            pa.DictionaryArray.from_arrays(
+                pa.array(np.repeat(np.arange(len(evicted), dtype=np.int32), sizes)), [part.table for part in evicted]
+            ),
+            pa.array(np.concatenate([part.keys for part in evicted])),
+        ]
+        path = self._folder / f"rank{self._rank}-{self._written:06d}.parquet"
+        temporary = path.with_suffix(".tmp")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                pq.write_table(pa.table(columns, schema=_SCHEMA), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise RunError(
+                f"cannot write '{path}': {error.strerror or error}; choose another place with --run"
+            ) from error
+        self._written += 1
+
+
+def read_evicted(run: Path) -> Iterator[Evicted]:
+    """What all workers of a run have evicted, file by file; nothing where the run evicted nothing.  RunError for no run."""
+    if not (run / "recipe.toml").is_file():
+        raise RunError(f"'{run}' is not a run directory: it has no recipe.toml")
+    for path in sorted((run / FOLDER).glob("rank*.parquet")):
+        try:
+            found = pq.read_table(path, schema=_SCHEMA)
+        except (OSError, pa.ArrowException) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"cannot read '{path}': {reason}") from error
+        tables = found["table"].combine_chunks()
+        tables = tables if isinstance(tables, pa.DictionaryArray) else tables.chunk(0)
+        names, numbers = tables.dictionary.to_pylist(), tables.indices.to_numpy()
+        batches, keys = found["batch"].to_numpy(), found["key"].to_numpy()
+        for batch, number in sorted(set(zip(batches.tolist(), numbers.tolist()))):
+            mine = (batches == batch) & (numbers == number)
+            yield Evicted(batch, names[number], keys[mine])
