@@ -87,7 +87,8 @@ class KeyedRows(ABC):
     def _note_removal(self, tables: np.ndarray, keys: np.ndarray) -> None:
         """Before rows go: a cut may still want them."""
         if self._changes is not None:
-            self._changes.removing(tables, keys, self.index.find(keys, tables))
+            slots = self.index.find(keys, tables)
+            self._changes.removing(tables, keys, slots[slots >= 0])
 
     def cut(self, full: bool) -> Cut:
         """The rows as they are now: all, or those that changed since the last cut.  Between two batches, when nothing is being
