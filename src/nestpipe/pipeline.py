@@ -105,6 +105,7 @@ class TrainPipeline:
         late_weights: bool = True,
         look_ahead: int = 2,
         early_prepare: bool | None = None,
+        early_retrieve: bool | None = None,
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
         dense_rate: Rate | None = None,
@@ -128,6 +129,7 @@ class TrainPipeline:
         self.clip_norm = clip_norm
         self.table_rate = table_rate
         self.dense_rate = dense_rate
+        early_retrieve = tier is not None if early_retrieve is None else early_retrieve
         self._collections = collections_in(model)
         self._looked_up = list(dict.fromkeys(feature for c in self._collections for _, feature, _ in c.lookups))
         self.sparse = attach_collections(
@@ -139,6 +141,7 @@ class TrainPipeline:
             buffer_limit=buffer_limit,
             window_limit=window_limit,
             successor_reads=schedule in LOOKING_AHEAD,
+            early_retrieve=early_retrieve and schedule in LOOKING_AHEAD,
             stamped=check_staleness,
         )
         self.sparse.before_lookup = self.settle
@@ -158,6 +161,7 @@ class TrainPipeline:
             early_update,
             self._late is not None,
             host_computes(model) if early_prepare is None else early_prepare,
+            early_retrieve,
         )
         watches = early_reduce and schedule != "serial" and self._late is None
         self._watch = BackwardWatch(self.dense.buckets) if watches else None
@@ -178,7 +182,7 @@ class TrainPipeline:
             self.world.rank,
             threads=schedule != "serial",
             timeline=timeline,
-            yielding=("storage",) if tier is not None and host_computes(model) else (),
+            yielding=("storage", "writeback") if tier is not None and host_computes(model) else (),
         )
 
     def _stages(self) -> dict[str, StageFunction]:
@@ -304,6 +308,8 @@ class TrainPipeline:
                 before = self._flights.get(action.batch - 1) if self.schedule in LOOKING_AHEAD else None
                 count = self._micro_batches(action.batch)
                 flight = self._flights[action.batch] = Flight(action.batch, micro_batches=count, previous=before)
+                if before is not None and self.options.early_retrieve:
+                    flight.two_before = self._flights.get(action.batch - 2)
                 if self.options.early_reduce and self.schedule != "serial":
                     made = boundary_begins(action.batch, count, self.options)
                     flight.parts[made] = [Done() for _ in range(self.options.buckets)]

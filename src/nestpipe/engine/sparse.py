@@ -15,7 +15,7 @@ from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.engine.blocks import Blocks
-from nestpipe.engine.buffers import Buffers
+from nestpipe.engine.buffers import Buffers, RowBuffer
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.lookups import GroupLookups
 from nestpipe.engine.routing import NO_DATA, REFUSED, Routes, route
@@ -41,6 +41,7 @@ class SparseStages:
         buffer_limit: int | None = None,
         window_limit: int | None = None,
         successor_reads: bool = False,
+        early_retrieve: bool = False,
     ) -> None:
         self.world = world
         self.window_limit = window_limit
@@ -50,11 +51,12 @@ class SparseStages:
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
-        self.buffers = Buffers(self.groups, buffer_limit)
+        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if early_retrieve else 2)
         self.blocks = Blocks()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
-        self._holders = 2 if successor_reads else 1
-        """Who reads a batch's buffer last: its own writeback, and the next batch's sync where there is one."""
+        self._holders = 1 + successor_reads + early_retrieve
+        """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the retrieve of
+        the one after it."""
         self.before_lookup: Callable[[], None] = lambda: None
         """Called before a lookup outside the schedule: waits until the last step is in the tables."""
         self.traffic = Traffic()
@@ -92,19 +94,21 @@ class SparseStages:
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.
 
-        Those that the previous batch is still changing are left for `sync`.  Makes room for the batch's gradients, and for rows
-        and gradients of the window, too.
+        Those that the previous batch is still changing are left for `sync`; those that the one before it has changed come from its
+        buffer, where it may not be written back yet.  Makes room for the batch's gradients, and for rows and gradients of the
+        window, too.
         """
         owned = _routes(flight).owned
         flight.buffers = self.buffers.take(f"batch {flight.number}", [len(plan) for plan in owned], self._holders)
         if flight.previous is not None:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
+        elsewhere = [places for _, places in flight.shared] if flight.shared else [None] * len(owned)
+        if flight.two_before is not None:
+            elsewhere = [np.concatenate(both) for both in zip(elsewhere, self._copy_from_two_before(flight))]
         flight.found = [
-            store.retrieve(
-                plan.tables, plan.keys, buffer.values, buffer.state, flight.shared[g][1] if flight.shared else None
-            )
-            for g, (store, plan, buffer) in enumerate(zip(self.stores, owned, flight.buffers))
+            store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state, skip)
+            for store, plan, buffer, skip in zip(self.stores, owned, flight.buffers, elsewhere)
         ]
         for buffer, (_, places) in zip(flight.buffers, flight.shared):
             kernels.spoil(buffer.values, places)
@@ -114,13 +118,29 @@ class SparseStages:
             torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
         self._make_windows(flight)
 
+    def _copy_from_two_before(self, flight: Flight) -> list[np.ndarray]:
+        """Rows of the batch before the previous one which that does not touch.  Returns, per group, their places in the buffer."""
+        assert flight.two_before is not None
+        before, filled = flight.two_before, []
+        for old, new, theirs, mine, (_, shared) in zip(
+            before.buffers, flight.buffers, _routes(before).owned, _routes(flight).owned, flight.shared
+        ):
+            places, here = intersect_pairs(theirs.tables, theirs.keys, mine.tables, mine.keys)
+            changing = np.zeros(len(mine), np.bool_)
+            changing[shared] = True
+            final = ~changing[here]
+            places, here = places[final], here[final]
+            _copy_rows(old, places, new, here)
+            filled.append(here)
+            old.release()
+        flight.two_before = None
+        return filled
+
     def sync(self, flight: Flight) -> None:
         """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen."""
         if flight.previous is not None:
             for old, new, (places, mine) in zip(flight.previous.buffers, flight.buffers, flight.shared):
-                kernels.copy_rows(old.values, places, new.values, mine)
-                if new.state.shape[1]:
-                    kernels.copy_rows(old.state, places, new.state, mine)
+                _copy_rows(old, places, new, mine)
                 old.release()
             flight.previous = None
         if self.ledger is not None:
@@ -206,8 +226,9 @@ class SparseStages:
             buffer.release()
 
     def drop(self, flight: Flight) -> None:
-        """Frees the buffers of a batch that failed and will not be trained."""
-        for buffer in flight.buffers:
+        """Frees the buffers of a batch that failed and will not be trained, and those that only it would have read from."""
+        unread = flight.two_before.buffers if flight.two_before is not None else []
+        for buffer in (*flight.buffers, *unread):
             buffer.abandon()
 
     def close(self) -> None:
@@ -263,6 +284,12 @@ class SparseStages:
                     return g, number
         names = ", ".join(t.name for group in self.groups for t in group.tables)
         raise ValueError(f"no table {table!r} in this model; it has {names}")
+
+
+def _copy_rows(old: RowBuffer, places: np.ndarray, new: RowBuffer, mine: np.ndarray) -> None:
+    kernels.copy_rows(old.values, places, new.values, mine)
+    if new.state.shape[1]:
+        kernels.copy_rows(old.state, places, new.state, mine)
 
 
 def _routes(flight: Flight) -> Routes:

@@ -19,6 +19,7 @@ LANE_COLOURS = {
     "network": "#ee7733",
     "dense": "#009988",
     "update": "#228833",
+    "writeback": "#cc6699",
     "compute": "#4477aa",
 }
 """Stages of a lane have its colour with the share of white that they have in a schedule's picture."""

@@ -28,6 +28,10 @@ class Options:
     """Later batches are prepared from the end of a batch's compute on, when a host that computes itself has least to do.
     Otherwise from the first rows of the next batch on: where an accelerator computes, the host is needed at the boundary."""
 
+    early_retrieve: bool = False
+    """Rows are retrieved while the batch before last is still being written back: what it touched comes from its buffer, which is
+    then a third one beside those of the batch that computes and of the one that is retrieved."""
+
     @property
     def update_waits(self) -> bool:
         """Whether rows may be updated only after all workers have agreed."""

@@ -90,7 +90,9 @@ class DiskLog:
         needed = -(-max(0, count - (self.per_segment - self._filled)) // self.per_segment)
         needed += 1  # one stays free, for the next cleaning to write to
         self._free += self._limbo.take()
-        while len(self._free) + len(self._limbo) < needed and self.live < FULLNESS * self.per_segment * np.count_nonzero(self._closed):
+        while len(self._free) + len(
+            self._limbo
+        ) < needed and self.live < FULLNESS * self.per_segment * np.count_nonzero(self._closed):
             self.clean(int(np.argmin(np.where(self._closed, self._live, self.per_segment + 1))), where)
         if len(self._free) < needed:
             self._grow(needed - len(self._free))
