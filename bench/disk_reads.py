@@ -38,9 +38,7 @@ def fill(store: TieredRowStore, rows: int) -> None:
         values[:, 0] = np.arange(first, first + BATCH) % 1000
         store.writeback(tables[:count], keys, values[:count], state[:count])
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-    print(
-        f"{store.disk.io:9} filled: {rows / wall:9,.0f} rows/s  {cpu / rows * 1e7:6.1f} ms CPU per 10k rows written"
-    )
+    print(f"{store.disk.io:9} filled: {rows / wall:9,.0f} rows/s  {cpu / rows * 1e7:6.1f} ms CPU per 10k rows written")
 
 
 def main() -> None:

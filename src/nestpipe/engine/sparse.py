@@ -55,8 +55,8 @@ class SparseStages:
         self.blocks = Blocks()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
         self._holders = 1 + successor_reads + early_retrieve
-        """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the retrieve of
-        the one after it."""
+        """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the
+        retrieve of the one after it."""
         self.before_lookup: Callable[[], None] = lambda: None
         """Called before a lookup outside the schedule: waits until the last step is in the tables."""
         self.traffic = Traffic()
@@ -94,16 +94,16 @@ class SparseStages:
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.
 
-        Those that the previous batch is still changing are left for `sync`; those that the one before it has changed come from its
-        buffer, where it may not be written back yet.  Makes room for the batch's gradients, and for rows and gradients of the
-        window, too.
+        Those that the previous batch is still changing are left for `sync`; those that the one before it has changed come from
+        its buffer, where it may not be written back yet.  Makes room for the batch's gradients, and for rows and gradients of
+        the window, too.
         """
         owned = _routes(flight).owned
         flight.buffers = self.buffers.take(f"batch {flight.number}", [len(plan) for plan in owned], self._holders)
         if flight.previous is not None:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
-        elsewhere = [places for _, places in flight.shared] if flight.shared else [None] * len(owned)
+        elsewhere = [places for _, places in flight.shared] or [np.empty(0, np.int64)] * len(owned)
         if flight.two_before is not None:
             elsewhere = [np.concatenate(both) for both in zip(elsewhere, self._copy_from_two_before(flight))]
         flight.found = [
@@ -119,7 +119,7 @@ class SparseStages:
         self._make_windows(flight)
 
     def _copy_from_two_before(self, flight: Flight) -> list[np.ndarray]:
-        """Rows of the batch before the previous one which that does not touch.  Returns, per group, their places in the buffer."""
+        """Rows of the batch before the previous one which that does not touch.  Returns, per group, their places here."""
         assert flight.two_before is not None
         before, filled = flight.two_before, []
         for old, new, theirs, mine, (_, shared) in zip(

@@ -43,6 +43,7 @@ def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> 
     facts = [
         ("workers", count(result.get("workers"))),
         ("links", text(result.get("link")) or "none: all on loopback"),
+        *([("disks", text(result["disk"]))] if result.get("disk") else []),
         ("rounds", rounds),
         ("date", text(result.get("date")) or (f"{date} (the file's)" if date else None)),
         ("command", command or "not in this file"),

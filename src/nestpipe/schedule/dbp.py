@@ -5,8 +5,8 @@ early, as t is still changing them: `retrieve` leaves them out, and `sync` copie
 optimizer state.  Rows that t-1 changed and t does not touch are in the store in time, because `writeback(t-1)` comes before
 `retrieve(t+1)`.
 
-So a store whose disk takes long is asked for one thing after the other.  With `early_retrieve` both happen at once: rows of t-1 are
-final when `update(t-1)` is over, and `retrieve(t+1)` copies them from its buffer, a third one, and the others from the store.
+So a store whose disk takes long is asked for one thing after the other.  With `early_retrieve` both happen at once: rows of t-1
+are final when `update(t-1)` is over, and `retrieve(t+1)` copies them from its buffer, a third one, and the others from the store.
 """
 
 from __future__ import annotations
