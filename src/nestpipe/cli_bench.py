@@ -58,10 +58,14 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
 def _told_mix(mix: dict[str, Any]) -> str:
     words = {"lookup": "lookup", "all2all": "All2All", "compute": "compute and the rest"}
     shares = ", ".join(f"{words[p]} {share:.1f} % (wanted {mix['wanted'][p]:g})" for p, share in mix["found"].items())
+    reached = ", ".join(
+        f"{name!r} reaches {spread['median']:.2f}x, {spread['median'] / mix['ideal']:.0%} of it"
+        for name, spread in mix["reached"].items()
+    )
     verdict = "within" if mix["holds"] else "NOT within"
     return (
         f"step of {mix['wanted']['rung']!r}: {shares}: {verdict} {MIX_POINTS:g} points.  With nothing but that compute left, "
-        f"it would be {mix['ideal']:.2f}x as fast: the ideal"
+        f"it would be {mix['ideal']:.2f}x as fast: the ideal.  {reached}"
     )
 
 

@@ -62,7 +62,7 @@ class DiskRates:
 
 
 class Disks:
-    """A control group for each of `hosts`, whose processes reach the disk under `directory` at these rates.
+    """A control group for each of `hosts`, whose processes reach the disk under `directory` at these rates, from `shape` on.
 
     Use it as a context.  A process joins by `join`, and its children are in the same group.
     """
@@ -76,6 +76,7 @@ class Disks:
         self.owner = os.getpid() if owner is None else owner
         self._limits = DiskRates.parse(rates).limits()
         self._count = hosts
+        self._device = ""
         self._root = _controller()
 
     @property
@@ -92,7 +93,7 @@ class Disks:
             raise LabError("shaped disks need root (control groups): run it with sudo, or measure with --disk none")
         if self._root is None:
             raise LabError("shaped disks need the blkio controller of cgroup v1, which is not mounted: use --disk none")
-        device = _device(self.directory)
+        self._device = _device(self.directory)
         REGISTER.mkdir(exist_ok=True)
         if self._file.exists():
             raise LabError(f"there are disks {self.name!r} already: `nestpipe lab down` removes them")
@@ -101,13 +102,21 @@ class Disks:
         try:
             for group in self.groups:
                 group.mkdir()
-                for file, limit in self._limits.items():
-                    (group / file).write_text(f"{device} {limit}")
         except BaseException as error:
             self.down()
             if isinstance(error, OSError):
-                raise LabError(f"cannot shape disk {device} by control group {error.filename}: {error}") from None
+                raise LabError(f"cannot make control group {error.filename}: {error.strerror}") from None
             raise
+
+    def shape(self) -> None:
+        """The rates hold from now on: tables are filled before, as fast as the disk is."""
+        for group in self.groups:
+            for file, limit in self._limits.items():
+                try:
+                    (group / file).write_text(f"{self._device} {limit}")
+                except OSError as error:
+                    what = f"cannot shape disk {self._device} by {group / file}"
+                    raise LabError(f"{what}: {error.strerror}: measure with --disk none") from None
 
     def join(self, host: int) -> None:
         """Puts the calling process into the group of a host."""

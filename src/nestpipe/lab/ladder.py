@@ -189,6 +189,8 @@ def run_ladder(
             started.append(RunningRung(ladder, rung, rounds, folder / str(len(started)), network, disks))
             running.callback(started[-1].stop)
             started[-1].train(0)
+        if disks is not None:
+            disks.shape()
         for turn in range(1, rounds + 1):
             for number, one in enumerate(started):
                 done = START_SHARE * len(rungs) + (turn - 1) * len(rungs) + number
@@ -362,7 +364,12 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
     if limits:
         result["limit"] = {"rungs": ladder.limit, "ms": _spread(limits)}
     if ladder.mix is not None:
-        result["mix"] = _mixed(ladder.mix, summaries)
+        others = {s["name"]: s["step_ms_all"] for s in summaries if s["name"] not in (ladder.mix.rung, *ladder.limit)}
+        reached = {
+            name: _spread([theirs / ours for theirs, ours in zip(by_name[ladder.mix.rung], times)])
+            for name, times in others.items()
+        }
+        result["mix"] = {**_mixed(ladder.mix, summaries), "reached": reached}
     return result
 
 
