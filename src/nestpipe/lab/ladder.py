@@ -375,13 +375,20 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
 
 def _mixed(mix: Mix, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """The shares of the rung's step, and how much faster it could be at most: if nothing but its compute were left."""
-    stages = next(summary for summary in summaries if summary["name"] == mix.rung)["stages"]
-    parts = divide({stage: kinds["exposed_ms"] for stage, kinds in stages.items()})
+    parts = next(summary for summary in summaries if summary["name"] == mix.rung)["parts"]
     whole = sum(parts.values())
     found = {part: 100 * parts[part] / whole for part in ("lookup", "all2all")}
     found["compute"] = 100 - sum(found.values())
     holds = all(abs(found[part] - getattr(mix, part)) <= MIX_POINTS for part in found)
     return {"wanted": asdict(mix), "found": found, "holds": holds, "ideal": 100 / found["compute"]}
+
+
+def _parts(ranks: list[dict[str, dict[str, float]]]) -> dict[str, float]:
+    """What a step is spent on, as a mean over the workers.  Of each stage the slowest worker's time would count twice that one was
+    late with its lookup: there, and where the others waited for it.
+    """
+    divided = [divide({stage: kinds["exposed_ms"] for stage, kinds in rank.items()}) for rank in ranks]
+    return {part: statistics.fmean(rank[part] for rank in divided) for part in divided[0]}
 
 
 def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -436,6 +443,7 @@ def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
             stage: {kind: max(rank.get(stage, {}).get(kind, 0.0) for rank in ranks) for kind in kinds}
             for stage, kinds in ranks[0].items()
         }
+        summary["parts"] = _parts(ranks)
         summary["bytes_sent"] = max(report["bytes_sent_by_rank"])
         summary["disk_rows"] = report.get("disk_rows", {})
         summary["micro_batches_chosen"] = report.get("micro_batches_chosen", [])
