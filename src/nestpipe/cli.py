@@ -188,6 +188,12 @@ def _parser() -> argparse.ArgumentParser:
         "default what the ladder says",
     )
     bench.add_argument(
+        "--disk",
+        metavar="RATES",
+        help="a disk of these rates for every host, such as 'read 20000/s, write 20mb/s' (needs root and cgroup v1); none: as "
+        "fast as it is; default what the ladder says",
+    )
+    bench.add_argument(
         "--data", metavar="FILE", help="clustering: a MovieLens file (u.data, ml-1m.zip) to measure on, too"
     )
     bench.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")

@@ -109,6 +109,7 @@ class TrainPipeline:
         late_weights: bool = True,
         look_ahead: int = 2,
         early_prepare: bool | None = None,
+        early_retrieve: bool | None = None,
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
         dense_rate: Rate | None = None,
@@ -133,6 +134,7 @@ class TrainPipeline:
         self.table_rate = table_rate
         self.dense_rate = dense_rate
         self._collections = collections_in(model)
+        early_retrieve = self._retrieves_early(early_retrieve, tier)
         self._looked_up = list(dict.fromkeys(feature for c in self._collections for _, feature, _ in c.lookups))
         self.sparse = attach_collections(
             self._collections,
@@ -143,6 +145,7 @@ class TrainPipeline:
             buffer_limit=buffer_limit,
             window_limit=window_limit,
             successor_reads=schedule in LOOKING_AHEAD,
+            early_retrieve=early_retrieve and schedule in LOOKING_AHEAD,
             stamped=check_staleness,
         )
         self.sparse.before_lookup = self.settle
@@ -162,6 +165,7 @@ class TrainPipeline:
             early_update,
             self._late is not None,
             host_computes(model) if early_prepare is None else early_prepare,
+            early_retrieve,
             any(life is not None and life.life.sweeps for life in self.sparse.lives),
         )
         watches = early_reduce and schedule != "serial" and self._late is None
@@ -184,8 +188,17 @@ class TrainPipeline:
             self.world.rank,
             threads=schedule != "serial",
             timeline=timeline,
-            yielding=("storage",) if tier is not None and host_computes(model) else (),
+            yielding=("storage", "writeback") if tier is not None and host_computes(model) else (),
         )
+
+    def _retrieves_early(self, wanted: bool | None, tier: DiskTier | None) -> bool:
+        """Where a disk makes writeback long; not where a sweep has to see what writeback has written."""
+        sweeps = any(table.life is not None and table.life.sweeps for c in self._collections for table in c.tables)
+        if wanted and sweeps:
+            raise ValueError(
+                "pipeline.early_retrieve must be false, or left out, where tables evict rows (ttl, max_rows)"
+            )
+        return tier is not None and not sweeps if wanted is None else wanted
 
     def _stages(self) -> dict[str, StageFunction]:
         """What each stage of a schedule does, by name."""
@@ -332,6 +345,8 @@ class TrainPipeline:
                 before = self._flights.get(action.batch - 1) if self.schedule in LOOKING_AHEAD else None
                 count = self._micro_batches(action.batch)
                 flight = self._flights[action.batch] = Flight(action.batch, micro_batches=count, previous=before)
+                if before is not None and self.options.early_retrieve:
+                    flight.two_before = self._flights.get(action.batch - 2)
                 if self.options.early_reduce and self.schedule != "serial":
                     made = boundary_begins(action.batch, count, self.options)
                     flight.parts[made] = [Done() for _ in range(self.options.buckets)]

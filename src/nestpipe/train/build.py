@@ -78,6 +78,7 @@ def make_pipeline(
         clustering=recipe.pipeline.clustering,
         look_ahead=recipe.pipeline.look_ahead,
         early_prepare=recipe.pipeline.early_prepare,
+        early_retrieve=recipe.pipeline.early_retrieve,
         early_reduce=recipe.pipeline.early_reduce,
         early_update=recipe.pipeline.early_update,
         late_weights=recipe.pipeline.late_weights,

@@ -168,6 +168,9 @@ class PipelineSection:
     early_prepare: bool | None = None
     """Prepare later batches from the end of a batch's compute on, in dbp and nested; false: from the next batch's first rows on;
     none = where the host itself computes, as it has least to do then."""
+    early_retrieve: bool | None = None
+    """Retrieve rows while those of the batch before last are still being written back, in dbp and nested: three row buffers
+    instead of two; none = where tables.disk_path is given."""
     early_reduce: bool = True
     """Sum dense gradients over the workers while the last backward pass still runs; false for re-entrant checkpointing."""
     early_update: bool = True
