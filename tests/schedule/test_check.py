@@ -136,7 +136,12 @@ def test_a_sweep_before_writeback_of_t_minus_2() -> None:
     """A sweep looks at all rows: those that only t-2 touches must be in the store before it, too."""
     options = Options(evicts=True)
     actions = moved(waiting(build("dbp", 4, 2, options), "retrieve 2", "route 2"), "retrieve 2", before="writeback 0")
-    found = check(actions, build("serial", 4, 2, options))
+    serial = build("serial", 4, 2, options)
+    found = check(actions, serial)
+    assert found is not None and "retrieve 2" in str(found) and "writeback 0" in str(found), (
+        "they may run at the same time"
+    )
+    found = check(waiting(actions, "writeback 0", "retrieve 2", "update 0", "agree 0"), serial)
     assert found is not None
     assert_names(found, "update 0", "retrieve 2", (0,), "store state")
 
