@@ -9,7 +9,7 @@ from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File
 from nestpipe.checkpoint.random_state import read_random
-from nestpipe.checkpoint.row_files import NoKeyTwice, in_order, read_rows
+from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, in_order, read_rows
 from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
 from nestpipe.keys import HashIndex
 
@@ -68,9 +68,9 @@ def _shares(chain: list[Checkpoint]) -> list[int | None]:
 
 def _replay(chain: list[Checkpoint], group: int, worker: int | None, counts: list[list[int]]) -> Iterator[File]:
     """Goes through the keys of one group as a resume would; adds to `counts` how many there are after each checkpoint."""
-    live = HashIndex()
+    live = HashIndex(1 + sum(count_rows(checkpoint, group) for checkpoint in chain))
     for checkpoint, found in zip(chain, counts):
-        once = NoKeyTwice(live if checkpoint is chain[0] else None)
+        once = NoKeyTwice(live if checkpoint is chain[0] else count_rows(checkpoint, group))
         for file in in_order(checkpoint.manifest.files):
             if file.group != group or worker not in (None, file.worker):
                 continue

@@ -15,7 +15,7 @@ from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File, Group
 from nestpipe.checkpoint.random_state import read_random
-from nestpipe.checkpoint.row_files import NoKeyTwice, in_order, read_rows
+from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, in_order, read_rows
 from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
 from nestpipe.checkpoint.writer import describe
 from nestpipe.comm.exchange import Exchange
@@ -43,7 +43,10 @@ def restore(
     done = 0
     for checkpoint in chain:
         # The first fills empty tables: what it brings twice is there already.  Of others the keys must be remembered.
-        once = [NoKeyTwice(store.index if checkpoint is chain[0] else None) for store in pipeline.sparse.stores]
+        once = [
+            NoKeyTwice(store.index if checkpoint is chain[0] else count_rows(checkpoint, number))
+            for number, store in enumerate(pipeline.sparse.stores)
+        ]
         for file in in_order(checkpoint.manifest.files):
             # Where the number of workers is the same, so are the owners: nobody reads what is another's.
             if checkpoint.manifest.workers != pipeline.world.size or file.worker == pipeline.world.rank:

@@ -32,6 +32,8 @@ MOST_BYTES = 1 << 28
 """Of a manifest: what is larger is not one of ours."""
 _SEAL_BYTES = 65
 """Of COMMIT: 64 digits and an end of line."""
+_KEY_BYTES = 10
+"""The least that a row takes in a file: its key and its table."""
 MOST_WIDE = 1 << 24
 """Numbers in a row: more is no row of ours."""
 
@@ -264,8 +266,8 @@ def _file(raw: Any, workers: int, groups: int) -> File:
     group = raw["group"]
     if type(group) is not int or not (0 <= group < groups if raw["kind"] in ("rows", "removed") else group == -1):
         raise ValueError(f"file {raw['name']} is of group {group!r}, and there are {groups}")
-    if raw["rows"] and group == -1:
-        raise ValueError(f"file {raw['name']} of kind {raw['kind']} has no rows")
+    if raw["rows"] * (_KEY_BYTES if group >= 0 else raw["bytes"] + 1) > raw["bytes"]:
+        raise ValueError(f"file {raw['name']} of {raw['bytes']} bytes cannot have {raw['rows']} rows")
     return File(**raw)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
-from nestpipe.checkpoint.row_files import NoKeyTwice, read_rows
+from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, read_rows
 from nestpipe.checkpoint.tensors import OTHERWISE
 from nestpipe.keys import HashIndex
 from nestpipe.tables.cut import Rows
@@ -24,10 +24,10 @@ def merged_rows(
     """All rows of a group, in the order of the files.  CheckpointError, at the end at the latest, if anything is wrong."""
     files = [(c, f) for c in reversed(chain) for f in c.manifest.files if f.group == group]
     total, done, given = sum(file.bytes for _, file in files), 0, 0
-    changed = HashIndex()
+    changed = HashIndex(1 + sum(count_rows(checkpoint, group) for checkpoint in chain[1:]))
     for checkpoint in reversed(chain):
         first = checkpoint is chain[0]
-        once = NoKeyTwice()
+        once = NoKeyTwice(0 if first else count_rows(checkpoint, group))
         for kind in ("rows", "removed"):
             for file in (file for c, file in files if c is checkpoint and file.kind == kind):
                 rows = read_rows(checkpoint, file)

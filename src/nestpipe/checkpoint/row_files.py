@@ -55,13 +55,18 @@ def read_rows(checkpoint: Checkpoint, file: File) -> Rows:
     return Rows(tables, keys, arrays["values"], arrays["state"])
 
 
+def count_rows(checkpoint: Checkpoint, group: int) -> int:
+    """Of rows and keys that went, in the files of a group."""
+    return sum(file.rows for file in checkpoint.manifest.files if file.group == group)
+
+
 class NoKeyTwice:
     """Holds the keys of a checkpoint's files so far, and fails where another file brings one of them again."""
 
-    def __init__(self, index: HashIndex | None = None) -> None:
-        """`index`: one that has the keys of all files so far, and no others; without it they are kept here."""
-        self._keep = index is None
-        self._index = HashIndex() if index is None else index
+    def __init__(self, index: HashIndex | int) -> None:
+        """`index`: one that has the keys of all files so far, and no others; or how many keys may come, to keep them here."""
+        self._keep = isinstance(index, int)
+        self._index = HashIndex(index + 1) if isinstance(index, int) else index
 
     def add(self, rows: Rows, checkpoint: Checkpoint, file: File) -> None:
         if (self._index.find(rows.keys, rows.tables) >= 0).any():
