@@ -123,7 +123,16 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from nestpipe import cli_lab, cli_profile, cli_report, cli_schedule, cli_simulate, cli_verify, version
+    from nestpipe import (
+        cli_checkpoint,
+        cli_lab,
+        cli_profile,
+        cli_report,
+        cli_schedule,
+        cli_simulate,
+        cli_verify,
+        version,
+    )
 
     parser = argparse.ArgumentParser(
         prog="nestpipe",
@@ -197,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_simulate.add(commands)
     cli_lab.add(commands)
     cli_report.add(commands)
+    cli_checkpoint.add(commands, _Command)
     recipe = commands.add_parser("recipe", help="list every key that a recipe may have")
     recipe.add_argument("kind", nargs="?", help="only keys of this section or kind, such as tables or parquet")
     recipe.set_defaults(command=_recipe)

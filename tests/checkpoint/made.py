@@ -42,7 +42,13 @@ def make(folder: Path) -> dict[str, Table]:
 
 
 def _write(
-    folder: Path, random: np.random.Generator, tables: dict[str, Table], step: int, base: list[Base], keys: int, gone: int
+    folder: Path,
+    random: np.random.Generator,
+    tables: dict[str, Table],
+    step: int,
+    base: list[Base],
+    keys: int,
+    gone: int,
 ) -> Base:
     """One checkpoint: `gone` keys of each table go, `keys` random ones are trained."""
     directory = folder / name_of(step)
@@ -87,7 +93,12 @@ def _write(
         described,
         base,
         data={"streams": 2, "positions": {str(n): {"epoch": 0, "interval": n, "unit": step} for n in range(2)}},
-        trainer={"samples": 100 * step, "seconds": 1.5, "losses": [0.5, 0.25], "micro_batches_chosen": [[0, 1], [3, 4]]},
+        trainer={
+            "samples": 100 * step,
+            "seconds": 1.5,
+            "losses": [0.5, 0.25],
+            "micro_batches_chosen": [[0, 1], [3, 4]],
+        },
         metrics={"auc": 0.5 + step / 100, "ne": 1.0 - step / 100},
         recipe='name = "made"\n[checkpoint]\nbest = "auc"\n',
         created=f"2026-11-16T10:00:{step:02d}+00:00",

@@ -138,11 +138,11 @@ def test_damaged_manifests_and_seals_are_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_files_of_tensors_are_refused(tmp_path: Path) -> None:
-    """3,000 times bytes of a file of rows, dense or random state changed or swapped with another's, or the header of a file of
+    """2,500 times bytes of a file of rows, dense or random state changed or swapped with another's, or the header of a file of
     rows, whose digest is then made right: refused, or the same content."""
     bench = Bench(tmp_path / "made", 2)
     names = [path for path in bench.files if path.suffix == ".safetensors"]
-    for number in range(3000):
+    for number in range(2500):
         path = bench.random.choice(names)
         data = bench.files[path]
         if "group" in path.name and bench.random.random() < 0.5:
@@ -154,7 +154,7 @@ def test_damaged_files_of_tensors_are_refused(tmp_path: Path) -> None:
         else:
             path.write_bytes(bench.mutated(data))
         bench.judge(f"{path.parent.name}/{path.name} {number}")
-    assert bench.refused > 2700
+    assert bench.refused > 2250
 
 
 def vouch(path: Path, data: bytes, **fields: Any) -> None:
@@ -169,10 +169,11 @@ def vouch(path: Path, data: bytes, **fields: Any) -> None:
 
 NASTY: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 1 << 31, 1 << 62, 1 << 64, -(1 << 63), 10**400, 0.5, -0.0, 1e308,
-    float("nan"), float("inf"), "", "x", "../x", "/etc/passwd", "..", ".", "a/b", "a\0b", "a\nb", "\ud800", "COMMIT", "manifest.json",
-    "dense.safetensors", "worker0.safetensors", "step-00000005", "step-00000010", "step-5", "step-٠٠٠٠٠٠٠٥", "step-" + "9" * 400,
-    "../step-00000005", "float16", "float64", "object", "O", "int64", "V8", "rows", "removed", "dense", "worker", "0" * 64, "A" * 64,
-    "f" * 63, "é" * 64, [], {}, [[]], [None], {"a": 1}, [1, 2], "link.safetensors",
+    float("nan"), float("inf"), "", "x", "../x", "/etc/passwd", "..", ".", "a/b", "a\0b", "a\nb", "\ud800", "COMMIT",
+    "manifest.json",     "dense.safetensors", "worker0.safetensors", "step-00000005", "step-00000010", "step-5",
+    "step-" + "\u0660" * 7 + "\u0665", "step-" + "9" * 400,
+    "../step-00000005", "float16", "float64", "object", "O", "int64", "V8", "rows", "removed", "dense", "worker", "0" * 64,
+    "A" * 64,     "f" * 63, "é" * 64, [], {}, [[]], [None], {"a": 1}, [1, 2], "link.safetensors",
 ]  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def edit(pick: random.Random, manifest: dict[str, Any]) -> object:
         parent[at[-1]] = json.loads(json.dumps(other))
     else:
         parent[at[-1]] = pick.choice(NASTY)
-    return how, at, parent[at[-1]] if at[-1] in parent or isinstance(parent, list) and parent[at[-1] :] else None
+    return how, at
 
 
 def test_forged_manifests_are_refused(tmp_path: Path) -> None:
@@ -236,7 +237,9 @@ def test_forged_manifests_are_refused(tmp_path: Path) -> None:
     assert bench.refused > 1500
 
 
-def forged_tensors(pick: random.Random, path: Path, entry: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | bytes:
+def forged_tensors(
+    pick: random.Random, path: Path, entry: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]] | bytes:
     """A well-formed file of tensors that is wrong in one way, with what the manifest must say; or one whose header lies."""
     arrays: dict[str, Any] = {k: v.numpy() for k, v in _loaded(path).items()}
     n = len(arrays["keys"])
@@ -308,11 +311,11 @@ def lying(pick: random.Random, data: bytes) -> bytes:
 
 
 def test_forged_files_of_rows_are_refused(tmp_path: Path) -> None:
-    """1,500 files of rows that are wrong in themselves, with every digest right: refused, never half loaded."""
+    """1,200 files of rows that are wrong in themselves, with every digest right: refused, never half loaded."""
     bench = Bench(tmp_path / "made", 4)
     rows = [path for path in bench.files if "group" in path.name]
     same = 0
-    for number in range(1500):
+    for number in range(1200):
         path = bench.random.choice(rows)
         entry = next(e for e in manifest_of(path.parent)["files"] if e["name"] == path.name)
         if number % 3 == 0:

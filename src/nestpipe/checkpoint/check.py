@@ -52,11 +52,11 @@ def _checked_files(chain: list[Checkpoint]) -> Iterator[File]:
         for worker in _shares(chain):
             yield from _replay(chain, group, worker, counts)
     for checkpoint, found in zip(chain, counts):
-        for number, group in enumerate(checkpoint.manifest.groups):
-            if found[number] != group.rows:
+        for rows, wanted in zip(found, checkpoint.manifest.groups):
+            if rows != wanted.rows:
                 raise CheckpointError(
-                    f"{checkpoint.path}: group {number} ({group.tables[0]!r}) has {found[number]:,} rows in its files and "
-                    f"{group.rows:,} in its manifest; {OTHERWISE}"
+                    f"{checkpoint.path}: the group of table {wanted.tables[0]!r} has {rows:,} rows in its files and "
+                    f"{wanted.rows:,} in its manifest; {OTHERWISE}"
                 )
 
 
