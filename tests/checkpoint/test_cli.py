@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from commands import nestpipe, one_line, refused
+from commands import nestpipe, refused
 from made import CHANGED, FULL, make, manifest_of, reseal
 
 from nestpipe.checkpoint import export as exporting
@@ -133,7 +133,7 @@ def _keys_and_state(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """As any other program would read them."""
     if path.suffix == ".parquet":
         table = pq.read_table(path)
-        assert [str(t) for t in table.schema.types[1:]] == ["fixed_size_list<item: float not null>[4]"] * 2
+        assert [str(t) for t in table.schema.types[1:]] == ["fixed_size_list<element: float not null>[4]"] * 2
         return table["key"].to_numpy(), np.array(table["state"].to_pylist(), np.float32)
     if path.suffix == ".npz":
         with np.load(path) as arrays:
@@ -170,7 +170,15 @@ def test_export_writes_over_nothing_and_leaves_nothing_half(run: Path, monkeypat
         (["ls", "run", "--json", "no/x.json"], ["--json", "no folder 'no'"]),
     ],
 )
-def test_what_cannot_be_done_is_one_line(run: Path, arguments: list[str], words: list[str]) -> None:
+def test_what_cannot_be_done_is_one_line(
+    run: Path,
+    arguments: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Mistakes are answered with exit 2 and one line that says what to change."""
-    ended = nestpipe(run.parent, "checkpoint", *arguments)
-    assert ended.code == 2 and all(word in one_line(ended) for word in words), ended.err
+    monkeypatch.chdir(run.parent)
+    assert main(["checkpoint", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and all(word in said.err for word in words), said.err

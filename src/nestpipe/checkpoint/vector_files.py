@@ -164,11 +164,15 @@ def read_vectors(path: Path, dim: int, dtype: np.dtype) -> Iterator[tuple[np.nda
     Numbers of another width are converted; keys are any whole numbers that fit in 64 bits with a sign.
     """
     suffix = check_suffix(path)
+    if not path.is_file():
+        raise VectorsError(f"no file '{path}' of keys and vectors: look at its name")
     most = max(1, GROUP_BYTES // (8 + dtype.itemsize * dim))
     try:
         parts = _read_parquet(path, dim, most) if suffix == ".parquet" else _read_numpy(path, dim, most)
         for keys, vectors in parts:
-            yield keys.astype(np.int64, copy=False), np.ascontiguousarray(vectors, dtype)
+            with np.errstate(over="ignore"):  # what is too large for the table's numbers becomes infinity
+                fitting = np.ascontiguousarray(vectors, dtype)
+            yield keys.astype(np.int64, copy=False), fitting
     except (OSError, EOFError, pa.ArrowException, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise VectorsError(f"{path} cannot be read: {reason}") from None
@@ -259,4 +263,4 @@ def _check_key_type(path: Path, what: str, kind: Any) -> None:
 
 
 def _list_of(number: pa.DataType, size: int) -> pa.DataType:
-    return pa.list_(pa.field("item", number, False), size)
+    return pa.list_(pa.field("element", number, False), size)
