@@ -123,7 +123,17 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    from nestpipe import cli_evicted, cli_lab, cli_profile, cli_report, cli_schedule, cli_simulate, cli_verify, version
+    from nestpipe import (
+        cli_checkpoint,
+        cli_evicted,
+        cli_lab,
+        cli_profile,
+        cli_report,
+        cli_schedule,
+        cli_simulate,
+        cli_verify,
+        version,
+    )
 
     parser = argparse.ArgumentParser(
         prog="nestpipe",
@@ -204,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_lab.add(commands)
     cli_report.add(commands)
     cli_evicted.add(commands)
+    cli_checkpoint.add(commands, _Command)
     recipe = commands.add_parser("recipe", help="list every key that a recipe may have")
     recipe.add_argument("kind", nargs="?", help="only keys of this section or kind, such as tables or parquet")
     recipe.set_defaults(command=_recipe)

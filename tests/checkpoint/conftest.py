@@ -1,6 +1,6 @@
-"""Tests of checkpoints use the helpers of tests/ too (workers, training)."""
+"""Tests of checkpoints use the helpers of tests/ and of tests/cli too."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "cli")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 import torch
 
@@ -62,6 +63,7 @@ def restore_dense(pipeline: TrainPipeline, tensors: Mapping[str, torch.Tensor], 
         raise CheckpointError(
             f"{where}: the checkpoint has optimizer state of parameters that this model does not train"
         )
+    _check_state(pipeline, tensors, where)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
@@ -79,6 +81,56 @@ def restore_dense(pipeline: TrainPipeline, tensors: Mapping[str, torch.Tensor], 
             pipeline.optimizer.state[parameters[parameter]][entry] = tensor.item()
         elif name.startswith(RATE):
             pipeline.optimizer.param_groups[int(name.removeprefix(RATE))]["lr"] = tensor.item()
+
+
+def _check_state(pipeline: TrainPipeline, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Optimizer state is what this optimizer makes of these parameters: all of it, or none at all."""
+    groups = [] if pipeline.optimizer is None else pipeline.optimizer.param_groups
+    numbers = {name for name in tensors if name.startswith((NUMBER, RATE))}
+    if any(tensors[name].shape != () or tensors[name].dtype != torch.float64 for name in numbers):
+        raise CheckpointError(f"{where}: a number of the optimizer's is none")
+    if not {name for name in numbers if name.startswith(RATE)} <= {f"{RATE}{n}" for n in range(len(groups))}:
+        raise CheckpointError(f"{where}: the checkpoint has learning rates of parameter groups that there are not")
+    given = {name for name in tensors if name.startswith((OPTIMIZER, NUMBER))}
+    made = _made_by(pipeline)
+    if made is None or not given:
+        return
+    for name in sorted(given ^ {*made}):
+        who, other = ("checkpoint", "model") if name in given else ("model", "checkpoint")
+        raise CheckpointError(f"{where}: the optimizer of the {who} has {name!r} and that of the {other} has not")
+    for name, tensor in made.items():
+        if name.startswith(OPTIMIZER) and _kind(tensor) != _kind(tensors[name]):
+            raise CheckpointError(
+                f"{where}: {name!r} is {_kind(tensors[name])} and this model's optimizer has {_kind(tensor)}"
+            )
+
+
+def _made_by(pipeline: TrainPipeline) -> dict[str, torch.Tensor] | None:
+    """State by name as a copy of the optimizer makes it in one step; None where it does not step like that."""
+    names = {parameter: name for name, parameter in pipeline.model.named_parameters()}
+    optimizer = pipeline.optimizer
+    if optimizer is None:
+        return {}
+    copy = deepcopy(optimizer)
+    pairs = [
+        (names.get(own), one)
+        for group, copied in zip(optimizer.param_groups, copy.param_groups)
+        for own, one in zip(group["params"], copied["params"])
+    ]
+    for _, parameter in pairs:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        copy.step()
+    except (TypeError, RuntimeError):  # it wants a closure, or gradients of another kind
+        return None
+    found = {}
+    for name, parameter in pairs:
+        for entry, value in copy.state[parameter].items():
+            if isinstance(value, torch.Tensor):
+                found[f"{OPTIMIZER}{name}.{entry}"] = value
+            elif isinstance(value, int | float):
+                found[f"{NUMBER}{name}.{entry}"] = torch.tensor(float(value))
+    return found
 
 
 def _entry(name: str) -> tuple[str, str]:

@@ -6,11 +6,12 @@ Names that begin with a dot are work in progress: `.writing-…` becomes a check
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
+from nestpipe.checkpoint.tensors import OTHERWISE
 
 LESS_IS_BETTER = ("loss", "log_loss", "ne")
 
@@ -64,7 +65,7 @@ class Folder:
 
     def chain(self, last: Checkpoint) -> list[Checkpoint]:
         """What must be applied, in order, to get `last`: a full one, and what changed since."""
-        found = []
+        found: list[Checkpoint] = []
         for base in last.manifest.base:
             step = step_of(base.name)
             assert step is not None
@@ -74,9 +75,14 @@ class Folder:
                     f"{last.path} stands on a {base.name} that is not there any more: it was written anew; "
                     "resume from another checkpoint with --from STEP"
                 )
+            if one.manifest.base != last.manifest.base[: len(found)]:
+                what = "is not complete in itself" if not found else "does not stand on the one before it"
+                raise CheckpointError(f"{last.path} stands on {base.name}, which {what}; {OTHERWISE}")
+            if [replace(group, rows=0) for group in one.manifest.groups] != [
+                replace(group, rows=0) for group in last.manifest.groups
+            ]:
+                raise CheckpointError(f"{last.path} stands on {base.name}, which has other tables; {OTHERWISE}")
             found.append(one)
-        if found and not found[0].manifest.full:
-            raise CheckpointError(f"{last.path} stands on {found[0].path.name}, which is not complete in itself")
         return [*found, last]
 
     def start_writing(self, step: int) -> Path:

@@ -14,10 +14,14 @@ from nestpipe.checkpoint.dense import restore_dense
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File, Group
-from nestpipe.checkpoint.tensors import read_arrays, read_tensors
+from nestpipe.checkpoint.random_state import read_random
+from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, in_order, read_rows
+from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
 from nestpipe.checkpoint.writer import describe
+from nestpipe.comm.exchange import Exchange
 from nestpipe.keys import owners_of
 from nestpipe.pipeline import TrainPipeline
+from nestpipe.tables.cut import Rows
 from nestpipe.tables.group import TableGroup
 
 SEED_OF_OTHERS = 7_368_787
@@ -34,16 +38,22 @@ def restore(
     last = chain[-1]
     check_tables(pipeline, chain)
     dense = next(iter(last.manifest.of("dense")))
-    restore_dense(pipeline, read_tensors(last.path / dense.name, dense.written), str(last.path))
-    files = [(checkpoint, file) for checkpoint in chain for file in _in_order(checkpoint.manifest.files)]
-    total = sum(file.bytes for _, file in files) or 1
+    restore_dense(pipeline, read_tensors(last.path / dense.name, dense.written), str(last.path / dense.name))
+    total = sum(file.bytes for checkpoint in chain for file in in_order(checkpoint.manifest.files)) or 1
     done = 0
-    for checkpoint, file in files:
-        # Where the number of workers is the same, so are the owners: nobody reads what is another's.
-        if checkpoint.manifest.workers != pipeline.world.size or file.worker == pipeline.world.rank:
-            _apply(pipeline, checkpoint, file)
-        done += file.bytes
-        tell(done / total)
+    for checkpoint in chain:
+        # The first fills empty tables: what it brings twice is there already.  Of others the keys must be remembered.
+        once = [
+            NoKeyTwice(store.index if checkpoint is chain[0] else count_rows(checkpoint, number))
+            for number, store in enumerate(pipeline.sparse.stores)
+        ]
+        for file in in_order(checkpoint.manifest.files):
+            # Where the number of workers is the same, so are the owners: nobody reads what is another's.
+            if checkpoint.manifest.workers != pipeline.world.size or file.worker == pipeline.world.rank:
+                _apply(pipeline, checkpoint, file, once[file.group])
+            done += file.bytes
+            tell(done / total)
+    _check_counts(pipeline, last)
     _restore_random(pipeline, last)
     pipeline.resume_at(last.manifest.step)
 
@@ -64,45 +74,32 @@ def check_tables(pipeline: TrainPipeline, chain: list[Checkpoint]) -> None:
                     )
 
 
-def _in_order(files: list[File]) -> list[File]:
-    """Of one checkpoint: keys that went, then rows, since some may have come back."""
-    return [f for f in files if f.kind == "removed"] + [f for f in files if f.kind == "rows"]
-
-
-def read_rows(checkpoint: Checkpoint, file: File, group: Group) -> tuple[np.ndarray, ...]:
-    """Tables, keys, values and state of a file of rows; CheckpointError if they are not of their shapes."""
-    path = checkpoint.path / file.name
-    arrays = read_arrays(path, file.written)
-    n, dtype = file.rows, np.dtype(group.dtype)
-    wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-        "keys": ((n,), np.dtype(np.int64)),
-        "tables": ((n,), np.dtype(np.uint16)),
-    }
-    if file.kind == "rows":
-        wanted |= {"values": ((n, group.dim), dtype), "state": ((n, group.state_width), dtype)}
-    for name, (shape, kind) in wanted.items():
-        if name not in arrays or arrays[name].shape != shape or arrays[name].dtype != kind:
-            raise CheckpointError(f"{path}: {name} must be {kind} {list(shape)}")
-    if n and int(arrays["tables"].max()) >= len(group.tables):
-        raise CheckpointError(f"{path}: there are {len(group.tables)} tables in the group, and it has rows of others")
-    return tuple(arrays[name] for name in ("tables", "keys", "values", "state") if name in wanted)
-
-
-def _apply(pipeline: TrainPipeline, checkpoint: Checkpoint, file: File) -> None:
+def _apply(pipeline: TrainPipeline, checkpoint: Checkpoint, file: File, once: NoKeyTwice) -> None:
     world = pipeline.world
     group: TableGroup = pipeline.sparse.groups[file.group]
     store = pipeline.sparse.stores[file.group]
-    arrays = read_rows(checkpoint, file, checkpoint.manifest.groups[file.group])
-    mine = owners_of(arrays[0], arrays[1], world.size) == world.rank
-    if not mine.all():
-        arrays = tuple(array[mine] for array in arrays)
+    rows = read_rows(checkpoint, file)
+    if checkpoint.manifest.workers != world.size:
+        mine = owners_of(rows.tables, rows.keys, world.size) == world.rank
+        rows = Rows(rows.tables[mine], rows.keys[mine], rows.values[mine], rows.state[mine])
     if file.kind == "removed":
-        store.remove(arrays[0], arrays[1])
+        store.remove(rows.tables, rows.keys)
         return
-    tables, keys, values, kept = arrays
-    state = np.zeros((len(keys), group.state_width), group.dtype)
-    state[:, : group.kept_width] = kept
-    store.writeback(tables, keys, np.ascontiguousarray(values), state)
+    once.add(rows, checkpoint, file)
+    state = np.zeros((len(rows), group.state_width), group.dtype)
+    state[:, : group.kept_width] = rows.state
+    store.writeback(rows.tables, rows.keys, np.ascontiguousarray(rows.values), state)
+
+
+def _check_counts(pipeline: TrainPipeline, last: Checkpoint) -> None:
+    """All workers together have as many rows as the checkpoint says."""
+    counts = torch.tensor([len(store) for store in pipeline.sparse.stores], dtype=torch.int64)
+    Exchange(pipeline.world, "checkpoint").all_reduce(counts)
+    for count, group in zip(counts.tolist(), last.manifest.groups):
+        if count != group.rows:
+            raise CheckpointError(
+                f"{last.path}: {_name(group)} has {count:,} rows in its files and {group.rows:,} in its manifest; {OTHERWISE}"
+            )
 
 
 def _restore_random(pipeline: TrainPipeline, last: Checkpoint) -> None:
@@ -111,7 +108,7 @@ def _restore_random(pipeline: TrainPipeline, last: Checkpoint) -> None:
         torch.manual_seed(SEED_OF_OTHERS * (last.manifest.step + 1) + world.rank)
         return
     file = next(file for file in last.manifest.of("worker") if file.worker == world.rank)
-    torch.set_rng_state(read_tensors(last.path / file.name, file.written)["random"])
+    torch.set_rng_state(read_random(last.path / file.name, file.written))
 
 
 def _name(group: Group) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -16,16 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.plain_file import plain_size, read_plain
 from nestpipe.checkpoint.tensors import OTHERWISE, Written
+from nestpipe.tables.config import DTYPES
+from nestpipe.tables.group import MAX_TABLES
 
 MANIFEST, COMMIT = "manifest.json", "COMMIT"
 VERSION = 1
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-([0-9]{8,18})")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _SHA = re.compile(r"[0-9a-f]{64}")
 KINDS = ("rows", "removed", "dense", "worker")
 MOST_BYTES = 1 << 28
 """Of a manifest: what is larger is not one of ours."""
+_SEAL_BYTES = 65
+"""Of COMMIT: 64 digits and an end of line."""
+_KEY_BYTES = 10
+"""The least that a row takes in a file: its key and its table."""
+MOST_WIDE = 1 << 24
+"""Numbers in a row: more is no row of ours."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ def name_of(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step that a directory's name claims; whether it is a checkpoint is another matter."""
     match = _STEP.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and name_of(int(match[1])) == name else None
 
 
 def seal(directory: Path, manifest: Manifest) -> str:
@@ -131,10 +141,8 @@ def sync_directory(directory: Path) -> None:
 def read_manifest(directory: Path) -> tuple[Manifest, str]:
     """The manifest of a committed checkpoint and its digest; files are looked at for their presence and size."""
     try:
-        sealed = (directory / COMMIT).read_bytes()
-        if (directory / MANIFEST).stat().st_size > MOST_BYTES:
-            raise CheckpointError(f"{directory / MANIFEST} is too large to be a manifest; {OTHERWISE}")
-        text = (directory / MANIFEST).read_bytes()
+        sealed = read_plain(directory / COMMIT, _SEAL_BYTES)
+        text = read_plain(directory / MANIFEST, MOST_BYTES)
     except OSError as error:
         raise CheckpointError(
             f"{directory} is not a committed checkpoint: {error.strerror} ({error.filename})"
@@ -145,9 +153,11 @@ def read_manifest(directory: Path) -> tuple[Manifest, str]:
     manifest = parse(text, directory / MANIFEST)
     for file in manifest.files:
         try:
-            size = (directory / file.name).lstat().st_size
+            size = plain_size(directory / file.name)
+        except FileNotFoundError:
+            raise CheckpointError(f"{directory / file.name} is missing; {OTHERWISE}") from None
         except OSError as error:
-            raise CheckpointError(f"{directory / file.name} is missing ({error.strerror}); {OTHERWISE}") from None
+            raise CheckpointError(f"{directory / file.name} cannot be read: {error.strerror}; {OTHERWISE}") from None
         if size != file.bytes:
             raise CheckpointError(f"{directory / file.name} has {size:,} bytes instead of {file.bytes:,}; {OTHERWISE}")
     return manifest, digest
@@ -156,23 +166,51 @@ def read_manifest(directory: Path) -> tuple[Manifest, str]:
 def parse(text: bytes, path: Path) -> Manifest:
     """A manifest in every detail, or CheckpointError: what it says is believed from here on."""
     try:
-        manifest = _manifest(json.loads(text))
+        manifest = _manifest(_json(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"{path} is not a manifest of ours ({' '.join(str(error).split())}); {OTHERWISE}"
-        ) from None
+        reason = " ".join(str(error).split())
+        if isinstance(error, _OtherVersion):
+            raise CheckpointError(f"{path}: {reason}") from None
+        raise CheckpointError(f"{path} is not a manifest of ours ({reason}); {OTHERWISE}") from None
     return manifest
+
+
+class _OtherVersion(ValueError):
+    """Nothing is wrong with it but that it is not for us."""
+
+
+def _json(text: bytes) -> Any:
+    """What JSON's grammar says and no more: no NaN, no infinity, no name twice in an object, no half of a character."""
+    raw = json.loads(text, object_pairs_hook=_names_once, parse_constant=_no_number, parse_float=_finite)
+    if b"\\u" in text:
+        json.dumps(raw, ensure_ascii=False).encode()  # UnicodeEncodeError where an escape is no character
+    return raw
+
+
+def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has one name twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return float(text)
 
 
 def _manifest(raw: Any) -> Manifest:
     _only(raw, Manifest)
-    if raw.get("version") != VERSION:
-        raise CheckpointError(
-            f"the checkpoint has version {raw.get('version')!r} and this nestpipe reads {VERSION}: use the one that wrote it"
+    _whole(raw, "version", "step", "workers")
+    if raw["version"] != VERSION:
+        raise _OtherVersion(
+            f"it has version {raw['version']} and this nestpipe reads {VERSION}: use the one that wrote it"
         )
-    _whole(raw, "step", "workers")
     if raw["workers"] < 1:
         raise ValueError("workers must be at least 1")
     for name in ("recipe", "created"):
@@ -181,17 +219,38 @@ def _manifest(raw: Any) -> Manifest:
         if not isinstance(raw[name], dict):
             raise ValueError(f"{name} must be an object")
     for value in raw["metrics"].values():
-        if not (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
+        if not (value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 62)):
             raise ValueError("metrics must be numbers")
     groups = [_group(item) for item in _list(raw, "groups")]
     files = [_file(item, raw["workers"], len(groups)) for item in _list(raw, "files")]
-    names = [file.name for file in files]
-    if len(set(names)) < len(names):
-        raise ValueError("two files have one name")
-    if len([file for file in files if file.kind == "dense"]) != 1:
-        raise ValueError("there must be one file of kind dense")
     base = [_base(item) for item in _list(raw, "base")]
+    steps = [*(step_of(item.name) for item in base), raw["step"]]
+    if steps != sorted(set(steps)):
+        raise ValueError("base must be of earlier steps, in their order")
+    _check_files(files, raw["workers"])
+    _check_groups(groups, files, full=not base)
     return Manifest(**{**raw, "groups": groups, "files": files, "base": base})
+
+
+def _check_files(files: list[File], workers: int) -> None:
+    if len({file.name for file in files}) < len(files):
+        raise ValueError("two files have one name")
+    if [file.worker for file in files if file.kind == "dense"] != [0]:
+        raise ValueError("there must be one file of kind dense, of worker 0")
+    if sorted(file.worker for file in files if file.kind == "worker") != list(range(min(workers, len(files) + 1))):
+        raise ValueError("there must be one file of kind worker of every worker")
+
+
+def _check_groups(groups: list[Group], files: list[File], full: bool) -> None:
+    names = [name for group in groups for name in group.tables]
+    if len(set(names)) < len(names):
+        raise ValueError("two tables have one name")
+    if full and any(file.kind == "removed" for file in files):
+        raise ValueError("a checkpoint that stands on nothing has no keys that went")
+    for number, group in enumerate(groups):
+        rows = sum(file.rows for file in files if file.group == number and file.kind == "rows")
+        if rows > group.rows or (full and rows != group.rows):
+            raise ValueError(f"its files have {rows} rows of group {number}, which has {group.rows}")
 
 
 def _file(raw: Any, workers: int, groups: int) -> File:
@@ -207,6 +266,8 @@ def _file(raw: Any, workers: int, groups: int) -> File:
     group = raw["group"]
     if type(group) is not int or not (0 <= group < groups if raw["kind"] in ("rows", "removed") else group == -1):
         raise ValueError(f"file {raw['name']} is of group {group!r}, and there are {groups}")
+    if raw["rows"] * (_KEY_BYTES if group >= 0 else raw["bytes"] + 1) > raw["bytes"]:
+        raise ValueError(f"file {raw['name']} of {raw['bytes']} bytes cannot have {raw['rows']} rows")
     return File(**raw)
 
 
@@ -215,7 +276,12 @@ def _group(raw: Any) -> Group:
     _whole(raw, "dim", "state_width", "rows")
     for name in ("dtype", "optimizer"):
         _text(raw, name)
-    if not all(isinstance(table, str) for table in _list(raw, "tables")):
+    if raw["dtype"] not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {raw['dtype']!r}")
+    if not 1 <= raw["dim"] <= MOST_WIDE or raw["state_width"] > MOST_WIDE:
+        raise ValueError(f"rows of {raw['dim']} numbers and {raw['state_width']} of state")
+    tables = _list(raw, "tables")
+    if not all(isinstance(table, str) and table for table in tables) or not 1 <= len(tables) <= MAX_TABLES:
         raise ValueError("tables must be names")
     return Group(**raw)
 

@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 
 from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.plain_file import plain_size, read_plain
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 _CODES = {
@@ -66,14 +67,18 @@ def read_tensors(path: Path, written: Written) -> dict[str, torch.Tensor]:
 
 
 def read_arrays(path: Path, written: Written) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in read_tensors(path, written).items()}
+    tensors = read_tensors(path, written)
+    try:
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+    except TypeError as error:
+        raise CheckpointError(f"{path} has numbers that are not of ours ({error}); {OTHERWISE}") from None
 
 
 def read_checked(path: Path, written: Written) -> bytes:
     """All bytes of a file, whose size and digest are what they must be."""
     try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size == written.bytes else b""
+        size = plain_size(path)
+        data = read_plain(path, size) if size == written.bytes else b""
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; {OTHERWISE}") from None
     if size != written.bytes:

@@ -14,6 +14,7 @@ from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.config import TableDefaults
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
 from nestpipe.tables.tiered import DiskTier
+from nestpipe.train.initial import read_initial
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.sections import DenseSection, TablesSection
 
@@ -60,16 +61,25 @@ def open_source(recipe: Recipe, split: str, world: World) -> Source:
 
 
 def make_pipeline(
-    recipe: Recipe, source: Source, world: World, *, check_staleness: bool = False, trace: bool = False
+    recipe: Recipe,
+    source: Source,
+    world: World,
+    *,
+    check_staleness: bool = False,
+    trace: bool = False,
+    empty: bool = False,
 ) -> TrainPipeline:
-    """The model of a recipe, ready to train.  The dense part starts from the seed alone, dropout differs by worker."""
+    """The model of a recipe, ready to train.  The dense part starts from the seed alone, dropout differs by worker.
+
+    `empty`: without the rows that tables.initial names, since all rows will come from a checkpoint.
+    """
     torch.manual_seed(recipe.train.seed)
     tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.life())
     model = make_model(recipe.model, source, tables)
     if recipe.dense.dtype == "float64":
         model = model.double()
     torch.manual_seed(recipe.train.seed * 1_000_003 + world.rank)
-    return TrainPipeline(
+    pipeline = TrainPipeline(
         model,
         dense_optimizer(recipe.dense, model),
         sparse_optimizer(recipe.tables),
@@ -95,6 +105,9 @@ def make_pipeline(
         trace=trace,
         world=world,
     )
+    if not empty:
+        read_initial(pipeline, recipe.tables.initial)
+    return pipeline
 
 
 def _bytes(megabytes: float | None) -> int | None:

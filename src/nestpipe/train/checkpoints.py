@@ -10,6 +10,7 @@ from typing import Any
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import LESS_IS_BETTER, Checkpoint, Folder
 from nestpipe.checkpoint.load import restore
+from nestpipe.checkpoint.places import FOLDER
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.comm.world import World
 from nestpipe.data.shares import SharedStream
@@ -20,8 +21,6 @@ from nestpipe.pipeline import Progress, TrainPipeline
 from nestpipe.train.build import train_stream
 from nestpipe.train.recipe import Recipe
 
-FOLDER = "checkpoints"
-"""Within the run directory, unless the recipe names another place."""
 FIXED = ("data", "model", "train.seed", "train.batch_size", "train.epochs", "tables.optimizer", "dense.optimizer")
 """What a run cannot change when it goes on."""
 
@@ -36,6 +35,7 @@ class Resumed:
     def __init__(self, folder: Folder, last: Checkpoint) -> None:
         self.chain = folder.chain(last)
         self.manifest = last.manifest
+        _check_trainer(last)
 
     @property
     def step(self) -> int:
@@ -58,23 +58,53 @@ class Resumed:
 
     def stream(self, recipe: Recipe, source: Source, world: World) -> SharedStream:
         """The data from where it was left, dealt to as many workers as there are now."""
+        positions = self.positions()
+        return train_stream(recipe, source, world, len(positions), positions)
+
+    def positions(self) -> dict[int, Position]:
+        """Where each stream of the data goes on."""
         data = self.manifest.data
         try:
-            streams = data["streams"]
-            if type(streams) is not int or streams < 1:
+            if set(data) != {"streams", "positions"}:
+                raise ValueError("it must have streams and positions")
+            streams, found = data["streams"], data["positions"]
+            if type(streams) is not int or streams < 1 or not isinstance(found, dict) or len(found) != streams:
                 raise ValueError(f"streams is {streams!r}")
-            positions = {n: Position.from_dict(data["positions"][str(n)]) for n in range(streams)}
+            return {n: Position.from_dict(found[str(n)]) for n in range(streams)}
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{self.chain[-1].path}: the position in the data is not to be read ({error})"
             ) from None
-        return train_stream(recipe, source, world, streams, positions)
 
     def plan(self, pipeline: TrainPipeline) -> None:
         """What "auto" had chosen by then goes on."""
         choices = self.trainer.get("micro_batches_chosen")
         if isinstance(pipeline.plan, Tuner) and choices:
             pipeline.plan.resume(self.step, [(int(first), int(n)) for first, n in choices])
+
+
+def _check_trainer(last: Checkpoint) -> None:
+    """CheckpointError unless what the trainer left is what it will understand."""
+
+    def number(value: object) -> bool:
+        return type(value) is float or whole(value)
+
+    def whole(value: object) -> bool:
+        return type(value) is int and 0 <= value < 1 << 62
+
+    def choice(value: object) -> bool:
+        return isinstance(value, list) and len(value) == 2 and all(map(whole, value)) and value[1] > 0
+
+    state = last.manifest.trainer
+    lists = [state.get("losses", []), state.get("micro_batches_chosen", [])]
+    if not (
+        whole(state.get("samples", 0))
+        and number(state.get("seconds", 0))
+        and all(isinstance(values, list) for values in lists)
+        and all(map(number, lists[0]))
+        and all(map(choice, lists[1]))
+    ):
+        raise CheckpointError(f"{last.path}: what the trainer left there is not to be read")
 
 
 class Checkpoints:
@@ -173,7 +203,11 @@ def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[s
     if last is None:
         return None
     resumed = Resumed(folder, last)
-    resumed.check_recipe(recipe, saved(last.manifest.recipe))
+    try:
+        before = saved(last.manifest.recipe)
+    except ValueError as error:
+        raise CheckpointError(f"{last.path}: its recipe is not to be read ({error})") from None
+    resumed.check_recipe(recipe, before)
     return resumed
 
 

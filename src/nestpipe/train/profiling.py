@@ -235,7 +235,7 @@ class _Lab:
 
     def _build(self, plan: Plan) -> TrainPipeline:
         section = replace(self._recipe.pipeline, schedule=plan.schedule, micro_batches=plan.micro_batches)
-        pipeline = make_pipeline(replace(self._recipe, pipeline=section), self._source, self._world)
+        pipeline = make_pipeline(replace(self._recipe, pipeline=section), self._source, self._world, empty=True)
         if plan.only is not None:
             leave_out(pipeline, plan.only)
             leave_out_tables(pipeline)

@@ -10,7 +10,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -75,6 +75,9 @@ class TablesSection:
     """Most rows of a table on all workers together; those that were seen least are evicted; none = as many as there are keys."""
     sweep_every: int = 100
     """Batches between two sweeps, which is when keys are evicted."""
+    initial: Mapping[str, str] = field(default_factory=dict)
+    """Table to a file of keys and vectors, { item = "item.parquet" }, as `nestpipe checkpoint export` writes them: rows that are
+    there before the first step, whether or not they are ever trained; all others begin as `init` says."""
     warmup_steps: int = 0
     """Steps until the learning rate is reached."""
     decay: Decay = "none"
@@ -91,6 +94,9 @@ class TablesSection:
         if (self.disk_path is None) != (self.dram_rows is None):
             given, other = ("disk_path", "dram_rows") if self.dram_rows is None else ("dram_rows", "disk_path")
             raise ValueError(f"tables.{given} needs tables.{other} beside it")
+        for table, file in self.initial.items():
+            if not file.endswith((".parquet", ".npz", ".npy")):
+                raise ValueError(f"tables.initial.{table} must be a file .parquet, .npz or .npy, not {file!r}")
         try:
             self.life()
         except ValueError as error:
@@ -321,19 +327,19 @@ def describe(data_kinds: Mapping[str, type] = {}, model_kinds: Mapping[str, type
 
 def _keys_of(cls: type, where: str, kind: str | None) -> list[RecipeKey]:
     hints, helps, keys = get_type_hints(cls), field_help(cls), []
-    for field in fields(cls):
-        if not field.init:
+    for one in fields(cls):
+        if not one.init:
             continue
-        hint = hints[field.name]
-        if field.default_factory is not MISSING:
-            default = show(field.default_factory())
+        hint = hints[one.name]
+        if one.default_factory is not MISSING:
+            default = show(one.default_factory())
         else:
-            default = "required" if field.default is MISSING else show(field.default)
+            default = "required" if one.default is MISSING else show(one.default)
         inner = [h for h in (hint, *get_args(hint)) if is_dataclass(h) and isinstance(h, type)]
         if inner:
-            keys += _keys_of(inner[0], f"{where}.{field.name}", kind)
+            keys += _keys_of(inner[0], f"{where}.{one.name}", kind)
         else:
-            keys.append(RecipeKey(f"{where}.{field.name}", wording(hint), default, helps.get(field.name, ""), kind))
+            keys.append(RecipeKey(f"{where}.{one.name}", wording(hint), default, helps.get(one.name, ""), kind))
     return keys
 
 

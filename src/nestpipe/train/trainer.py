@@ -53,7 +53,14 @@ def train(
     directory = RunDirectory(recipe, run, world.rank, (resumed.step if resumed else 0) if goes_on else None)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
-    pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness, trace=trace is not None)
+    pipeline = make_pipeline(
+        recipe,
+        source,
+        world,
+        check_staleness=check_staleness,
+        trace=trace is not None,
+        empty=resumed is not None,
+    )
     stream = resumed.stream(recipe, source, world) if resumed else train_stream(recipe, source, world)
     pace = Pace(recipe)
     if resumed is not None:

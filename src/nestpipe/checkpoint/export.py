@@ -1,0 +1,96 @@
+"""One table of a checkpoint as a file of keys and vectors: complete under its name, or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.folder import Checkpoint
+from nestpipe.checkpoint.manifest import Manifest, sync_directory
+from nestpipe.checkpoint.merge import chosen, merged_rows
+from nestpipe.checkpoint.vector_files import NumpyWriter, ParquetWriter, VectorWriter, check_suffix, files_of
+
+
+@dataclass(frozen=True)
+class Exported:
+    files: list[Path]
+    rows: int
+    dim: int
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+
+def export_table(
+    chain: list[Checkpoint],
+    table: str,
+    to: Path,
+    *,
+    state: bool = False,
+    force: bool = False,
+    tell: Callable[[float], None] = lambda done: None,
+) -> Exported:
+    """Rows in the order in which they lie in the checkpoint's files.  `tell` hears how much is done."""
+    suffix = check_suffix(to)
+    group, number = place_of(chain[-1].manifest, table)
+    described = chain[-1].manifest.groups[group]
+    if state and not described.state_width:
+        raise ValueError(f"--state: {described.optimizer}, the optimizer of {table!r}, keeps none; leave --state out")
+    finals = files_of(to, state)
+    if not to.parent.is_dir():
+        raise ValueError(f"--to {to} cannot be written: there is no folder '{to.parent}'")
+    _check_free(finals, force)
+    temporary = {name: path.with_name(f".{path.name}.{os.getpid()}") for name, path in finals.items()}
+    width = described.state_width if state else None
+    dtype = np.dtype(described.dtype)
+    count = 0
+    try:
+        writer: VectorWriter
+        if suffix == ".parquet":
+            writer = ParquetWriter(temporary["vectors"], described.dim, dtype, width)
+        else:
+            writer = NumpyWriter(temporary, described.dim, dtype, width, packed=suffix == ".npz")
+        with writer:
+            for rows in merged_rows(chain, group, tell):
+                mine = rows.tables == number
+                rows = rows if mine.all() else chosen(rows, mine)
+                if len(rows):
+                    writer.write(rows.keys, rows.values, rows.state if state else None)
+                    count += len(rows)
+        for path in temporary.values():
+            _sync(path)
+        _check_free(finals, force)  # once more: it may have taken hours
+        for name, path in finals.items():
+            temporary[name].replace(path)
+        sync_directory(to.parent)
+    finally:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+    return Exported(list(finals.values()), count, described.dim, described.dtype)
+
+
+def place_of(manifest: Manifest, table: str) -> tuple[int, int]:
+    """The table's group and its number there."""
+    for number, group in enumerate(manifest.groups):
+        if table in group.tables:
+            return number, group.tables.index(table)
+    there = ", ".join(name for group in manifest.groups for name in group.tables)
+    raise CheckpointError(f"no table {table!r} in the checkpoint; there are {there}")
+
+
+def _check_free(finals: dict[str, Path], force: bool) -> None:
+    for path in finals.values():
+        if path.is_dir() or (path.exists() and not force):
+            raise ValueError(f"'{path}' is there already: choose another name, or write over it with --force")
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

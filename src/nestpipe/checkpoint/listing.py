@@ -1,0 +1,72 @@
+"""What lies in a folder of checkpoints: those that are committed, and what only looks like one."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+
+from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.folder import LESS_IS_BETTER, Checkpoint, Folder
+from nestpipe.checkpoint.manifest import COMMIT, step_of
+
+LEFTOVERS = {".writing-": "half written", ".removing-": "half removed"}
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A directory that no run will go on from."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    checkpoints: list[Checkpoint]
+    """Ascending by step."""
+    strays: list[Stray]
+    metric: str | None
+    """By which the best is found."""
+
+    @property
+    def best(self) -> Checkpoint | None:
+        if self.metric is None:
+            return None
+        sign = -1 if self.metric in LESS_IS_BETTER else 1
+        scored = [
+            (sign * value, one.manifest.step, one)
+            for one in self.checkpoints
+            if (value := one.manifest.metrics.get(self.metric)) is not None
+        ]
+        return max(scored, key=lambda item: item[:2])[2] if scored else None
+
+
+def list_folder(folder: Folder, metric: str | None = None) -> Listing:
+    """`metric`: by which the best is found; else that of the last checkpoint's recipe."""
+    checkpoints, strays = [], []
+    for path in sorted(folder.path.iterdir()) if folder.path.is_dir() else []:
+        step = step_of(path.name)
+        leftover = next((why for start, why in LEFTOVERS.items() if path.name.startswith(start)), None)
+        if leftover is not None:
+            strays.append(Stray(path.name, f"{leftover}: the next run that writes here removes it"))
+        elif step is not None and not (path / COMMIT).is_file():
+            strays.append(Stray(path.name, f"not committed: it has no {COMMIT}"))
+        elif step is not None:
+            try:
+                checkpoints.append(folder.read(step))
+            except CheckpointError as error:
+                strays.append(Stray(path.name, str(error)))
+    if metric is None and checkpoints:
+        metric = recipe_value(checkpoints[-1], "checkpoint", "best")
+    return Listing(sorted(checkpoints, key=lambda one: one.manifest.step), strays, metric)
+
+
+def recipe_value(checkpoint: Checkpoint, *keys: str) -> str | None:
+    """A string of the recipe that a checkpoint carries; None where it is not there or is "none"."""
+    try:
+        value = tomllib.loads(checkpoint.manifest.recipe)
+        for key in keys:
+            value = value[key]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return value if isinstance(value, str) and value != "none" else None

@@ -1,0 +1,41 @@
+"""What a user points at when a checkpoint is meant: a run, a folder of checkpoints, or one of them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.folder import Checkpoint, Folder
+from nestpipe.checkpoint.manifest import step_of
+
+FOLDER = "checkpoints"
+"""Within a run directory, unless its recipe names another place."""
+
+
+def folder_at(place: Path) -> tuple[Folder, int | None]:
+    """The folder, and the step where `place` is one checkpoint."""
+    if not place.is_dir():
+        raise CheckpointError(f"no directory '{place}': give a run directory, its checkpoints, or one of these")
+    step = step_of(place.resolve().name)
+    if step is not None:
+        return Folder(place.resolve().parent), step
+    recipe = place / "recipe.toml"
+    if not recipe.is_file():
+        return Folder(place / FOLDER if (place / FOLDER).is_dir() else place), None
+    try:
+        path = tomllib.loads(recipe.read_text(encoding="utf-8")).get("checkpoint", {}).get("path", "none")
+    except (ValueError, AttributeError, OSError) as error:
+        raise CheckpointError(f"{recipe} is not to be read ({error}): give the folder of its checkpoints") from None
+    return Folder(place / FOLDER if path == "none" else Path(str(path))), None
+
+
+def checkpoint_at(place: Path, step: int | None = None) -> tuple[Folder, Checkpoint]:
+    """The checkpoint of a step; without one that which `place` is, or the last in it."""
+    folder, own = folder_at(place)
+    if step is not None and own not in (None, step):
+        raise CheckpointError(f"'{place}' is the checkpoint of step {own}: leave --step out")
+    found = folder.find(own if step is None else step)
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {folder.path}")
+    return folder, found
