@@ -75,7 +75,9 @@ def main() -> None:
     start = time.thread_time()
     sightings.put(np.zeros(args.rows, np.uint16), keys, np.ones((args.rows, 2), np.int32))
     per_key = sightings.nbytes() / args.rows
-    print(f"a key without a row: {per_key:.1f} bytes; {1e9 * (time.thread_time() - start) / args.rows:.0f} ms per million")
+    print(
+        f"a key without a row: {per_key:.1f} bytes; {1e9 * (time.thread_time() - start) / args.rows:.0f} ms per million"
+    )
 
 
 if __name__ == "__main__":

@@ -61,9 +61,16 @@ class KeyedRows(ABC):
         `found`: what `retrieve` of the same keys returned; without it every key is looked up once more.
         """
 
-    @abstractmethod
     def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        """Gives up the rows of these keys, all of which have one (no key twice).  Their slots will be used again."""
+        """Gives up the rows of these keys, all of which have one (no key twice).  Their slots will be used again.
+
+        The one way in which rows leave a store.
+        """
+        self._give_up(tables, keys)
+
+    @abstractmethod
+    def _give_up(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        """`remove`, where the rows lie."""
 
     @property
     @abstractmethod

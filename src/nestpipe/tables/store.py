@@ -57,7 +57,7 @@ class RowStore(KeyedRows):
         if state.shape[1]:
             kernels.scatter(state, slots, self.state.rows)
 
-    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+    def _give_up(self, tables: np.ndarray, keys: np.ndarray) -> None:
         slots = self.index.delete(keys, tables)
         self.state.rows[slots] = 0  # nobody is there: a sweep must see it
 

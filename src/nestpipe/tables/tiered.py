@@ -128,7 +128,7 @@ class TieredRowStore(KeyedRows):
                 self.index.delete(keys[unborn], tables[unborn])
                 raise
 
-    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+    def _give_up(self, tables: np.ndarray, keys: np.ndarray) -> None:
         with self._lock:
             rows = self.index.delete(keys, tables)
             slots, places = self._locate(rows)
