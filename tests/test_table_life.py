@@ -433,6 +433,32 @@ def test_what_breaks_a_sweep_changes_the_result(
     assert run(1, differs, BUSY, setting, schedule, most, spoil) == [True]
 
 
+def told_of_the_batch_before(pipeline: TrainPipeline) -> None:
+    """A sweep is told the keys of the batch before it though that is in the store: as where two threads read and write."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+        retrieve = life.retrieve
+        plans: list[Any] = [None]
+
+        def told(store: Any, plan: Any, buffer: Any, skip: Any, batch: int, previous: Any, seconds: float,
+                 plans: list[Any] = plans, retrieve: Any = retrieve) -> Any:  # fmt: skip
+            plans.append(plan)
+            return retrieve(store, plan, buffer, skip, batch, plans[-2], seconds)
+
+        life.retrieve = told  # type: ignore[method-assign]
+
+
+def same_if_told(world: World, setting: Setting) -> bool:
+    plain = trained(world, BUSY, setting, "serial")
+    return plain == trained(world, BUSY, setting, "serial", spoil=told_of_the_batch_before)
+
+
+@pytest.mark.parametrize("setting", [STRICT, PATIENT])
+def test_a_sweep_does_not_depend_on_whether_the_batch_before_is_in_the_store(setting: Setting) -> None:
+    """Promise: retrieve may come before writeback of the batch before, or after it."""
+    assert run(1, same_if_told, setting) == [True]
+
+
 def epochs(world: World, setting: Setting, schedule: str) -> dict[str, Any]:
     """Two iterators, one after the other, and a look at the tables in between."""
     with tempfile.TemporaryDirectory() as folder:
