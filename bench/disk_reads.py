@@ -38,9 +38,7 @@ def fill(store: TieredRowStore, rows: int) -> None:
         values[:, 0] = np.arange(first, first + BATCH) % 1000
         store.writeback(tables[:count], keys, values[:count], state[:count])
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-    print(
-        f"{store.disk.file.io:9} filled: {rows / wall:9,.0f} rows/s  {cpu / rows * 1e7:6.1f} ms CPU per 10k rows written"
-    )
+    print(f"{store.disk.io:9} filled: {rows / wall:9,.0f} rows/s  {cpu / rows * 1e7:6.1f} ms CPU per 10k rows written")
 
 
 def main() -> None:
@@ -66,7 +64,7 @@ def main() -> None:
 
     tables = np.zeros(settings.rows, np.uint16)
     values, state = np.empty((settings.rows, settings.dim), np.float32), np.empty((settings.rows, 0), np.float32)
-    rates: dict[str, list[tuple[float, float]]] = {store.disk.file.io: [] for store in stores}
+    rates: dict[str, list[tuple[float, float]]] = {store.disk.io: [] for store in stores}
     for batch in range(batches):
         for store, order in zip(stores, orders):
             keys = order[batch * settings.rows : (batch + 1) * settings.rows]
@@ -75,7 +73,7 @@ def main() -> None:
             wall, cpu = time.perf_counter() - start, time.process_time() - cpu
             assert np.array_equal(values[:, 0], keys % 1000)
             if batch:  # the first compiles
-                rates[store.disk.file.io].append((settings.rows / wall, cpu / settings.rows * 1e7))
+                rates[store.disk.io].append((settings.rows / wall, cpu / settings.rows * 1e7))
     print(
         f"{rows:,} rows of {stores[0].disk.record_bytes} bytes, {batches - 1} x {settings.rows} random rows, median [all]:"
     )

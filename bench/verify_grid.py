@@ -31,6 +31,7 @@ OPTIONS = {
         "pipeline.early_update=false",
         "pipeline.look_ahead=0",
         "pipeline.early_prepare=false",
+        "pipeline.early_retrieve=false",
     ],
     "early weights": ["pipeline.late_weights=false"],
     "far ahead": ["pipeline.look_ahead=8", "train.clip_norm=0.05"],

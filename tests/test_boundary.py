@@ -117,11 +117,12 @@ def all_equal(world: World, schedule: str, micro_batches: int, clip_norm: float 
             early_update=early_update,
             look_ahead=look_ahead,
             early_prepare=early_prepare,
+            early_retrieve=early_retrieve,
             late_weights=late_weights,
         )
         for early_reduce in (False, True)
         for early_update in (False, True)
-        for look_ahead, early_prepare in ((0, True), (5, False))
+        for look_ahead, early_prepare, early_retrieve in ((0, True, True), (5, False, False))
     )
 
 

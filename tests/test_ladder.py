@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from nestpipe.lab.ladder import (
     BenchError,
     Hides,
     Ladder,
+    Mix,
     Rung,
     RunningRung,
     cause,
@@ -166,6 +168,39 @@ def test_what_is_hidden() -> None:
     hidden = summarise(plan, rungs, reports, 3)["hidden"][0]
     assert hidden["hidden_share"] == pytest.approx(0.8)
     assert hidden["hidden_share_of_step"] == pytest.approx(0.7)
+
+
+def test_shares_of_a_step_count_a_late_worker_once() -> None:
+    """What one worker waits for another is All2All, and the other's own is lookup: together they are the step, not more."""
+    exposed = [
+        {"retrieve": 60.0, "embed": 10.0, "compute": 30.0},
+        {"retrieve": 40.0, "embed": 30.0, "compute": 30.0},
+    ]
+    stages = [
+        {stage: {"busy_ms": ms, "hidden_ms": 0.0, "exposed_ms": ms} for stage, ms in one.items()} for one in exposed
+    ]
+
+    def report(step_ms: float) -> dict[str, Any]:
+        flat = [[step_ms / 1e3] * 2] * 2
+        return {
+            "workers": 2,
+            "config": {"steps": 1, "batch": 10},
+            "step_s_by_rank": [[[step_ms / 1e3]] * 2] * 2,
+            "window_s_by_rank": flat,
+            "cpu_s_by_rank": flat,
+            "first_losses": [],
+            "stages_by_rank": stages,
+            "bytes_sent_by_rank": [0],
+        }
+
+    rungs = [rung("serial"), rung("nested")]
+    plan = Ladder("t", "w", rungs, mix=Mix("serial", lookup=50, all2all=20, compute=30))
+    mix = summarise(plan, rungs, [report(100), report(40)], 2)["mix"]
+    assert mix["found"] == pytest.approx({"lookup": 50, "all2all": 20, "compute": 30}) and mix["holds"]
+    assert mix["ideal"] == pytest.approx(100 / 30) and mix["reached"]["nested"]["median"] == pytest.approx(2.5)
+    assert set(mix["reached"]) == {"nested"}
+    plan = Ladder("t", "w", rungs, mix=Mix("serial", lookup=56, all2all=15, compute=29))
+    assert not summarise(plan, rungs, [report(100), report(40)], 2)["mix"]["holds"]
 
 
 @pytest.mark.parametrize("name", ladders())

@@ -130,7 +130,13 @@ def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
     st.sampled_from(list(OPTIMIZERS)),
     st.sampled_from([1, 3, 5]),
     st.sampled_from([name for name in BUILDERS if name != "serial"]),
-    st.fixed_dictionaries({"clustering": st.booleans(), "window_limit": st.sampled_from([None, 1, 200])}),
+    st.fixed_dictionaries(
+        {
+            "clustering": st.booleans(),
+            "window_limit": st.sampled_from([None, 1, 200]),
+            "early_retrieve": st.sampled_from([None, True]),
+        }
+    ),
 )
 def test_bit_for_bit(
     drawn: tuple[int, Steps], optimizer: str, micro_batches: int, schedule: str, options: dict[str, Any]

@@ -135,8 +135,7 @@ def gather(pipeline: TrainPipeline, trained: Trained) -> None:
         for number, table in enumerate(group.tables):
             keys, slots = store.rows_of(number)
             trained.keys[table.name] = keys
-            trained.rows[table.name] = store.values.rows[slots].copy()
-            trained.state[table.name] = store.state.rows[slots].copy()
+            trained.rows[table.name], trained.state[table.name] = store.read(slots)
     trained.dense = {name: p.detach().numpy().copy() for name, p in pipeline.model.named_parameters()}
     trained.dense_state = dense_state_of(pipeline.optimizer, pipeline.model)
 

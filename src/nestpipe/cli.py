@@ -26,6 +26,8 @@ Trains a recipe and writes a run directory: the recipe as run, metrics.jsonl, su
   nestpipe train dlrm                                a shipped recipe, by name
   nestpipe train my.toml --workers 4                 four local processes
   nestpipe train dlrm --set model.dim=64 --set tables.lr=0.1
+  nestpipe train my.toml --set checkpoint.every_steps=500 --max-restarts 3
+  nestpipe train runs/my-20261116-101500 --resume    goes on from the run's last checkpoint, bit for bit
   torchrun --nnodes 2 --nproc-per-node 8 ... -m nestpipe train my.toml   joins a launch on many machines
 """
 
@@ -141,6 +143,21 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--trace", metavar="FILE", help="write when every action ran, on all workers, for ui.perfetto.dev"
     )
+    train.add_argument(
+        "--resume",
+        action="store_true",
+        help="RECIPE is a run directory: go on from its last checkpoint, on any number of workers",
+    )
+    train.add_argument(
+        "--from", type=int, metavar="STEP", dest="from_step", help="with --resume: from the checkpoint of this step"
+    )
+    train.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all workers again, from the last checkpoint, when one fails; at most N times",
+    )
     train.set_defaults(command=_train)
     cli_verify.add_parser(commands, _recipe_flags)
     cli_profile.add_parser(commands, _recipe_flags)
@@ -169,6 +186,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RATE",
         help="a host per worker in network namespaces, with links of this rate, such as 500mbit (needs root); none: loopback; "
         "default what the ladder says",
+    )
+    bench.add_argument(
+        "--disk",
+        metavar="RATES",
+        help="a disk of these rates for every host, such as 'read 20000/s, write 20mb/s' (needs root and cgroup v1); none: as "
+        "fast as it is; default what the ladder says",
     )
     bench.add_argument(
         "--data", metavar="FILE", help="clustering: a MovieLens file (u.data, ml-1m.zip) to measure on, too"
@@ -211,6 +234,8 @@ def load(args: argparse.Namespace) -> Any:
     from nestpipe.schedule import BUILDERS
     from nestpipe.train.recipe import load_recipe
 
+    if getattr(args, "resume", False):
+        args.recipe = str(_run_directory(args) / "recipe.toml")
     overrides = list(args.set)
     flags = {"train.workers": args.workers, "pipeline.schedule": args.schedule, "train.steps": args.steps}
     flags |= {"train.seed": args.seed, "train.timeout": args.timeout}
@@ -223,6 +248,37 @@ def load(args: argparse.Namespace) -> Any:
     return recipe
 
 
+def _run_directory(args: argparse.Namespace) -> Path:
+    """The run that is to go on; kept in `run`, as the recipe is then that run's."""
+    if args.run is None:
+        args.run = args.recipe
+    run = Path(args.run)
+    if not (run / "recipe.toml").is_file():
+        raise ValueError(f"--resume needs a run directory, and '{run}' has no recipe.toml")
+    return run
+
+
+def _resumed(args: argparse.Namespace, recipe: Any) -> tuple[Any, bool]:
+    """The checkpoint to go on from, and whether the run is one that goes on."""
+    from nestpipe.data.kinds import KINDS as DATA
+    from nestpipe.models.kinds import KINDS as MODELS
+    from nestpipe.train.checkpoints import find_resumed, folder_of
+    from nestpipe.train.recipe import parse_recipe
+
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and args.run is not None
+    if not args.resume and not restarted:
+        if args.from_step is not None:
+            raise ValueError("--from goes with --resume")
+        return None, False
+    run = Path(args.run)
+    resumed = find_resumed(
+        recipe, run, None if restarted else args.from_step, lambda text: parse_recipe(text, DATA, MODELS)
+    )
+    if resumed is None and not restarted:
+        raise ValueError(f"no checkpoint in {folder_of(recipe, run).path}: start anew, without --resume")
+    return resumed, run.exists()
+
+
 def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     if "RANK" in os.environ:
         from nestpipe.train.signals import end_on_signals
@@ -231,14 +287,20 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
         return _train_here(args)
     check_json(args.json)
     check_json(args.trace, "--trace")
+    if args.max_restarts < 0:
+        raise ValueError(f"--max-restarts must be at least 0, not {args.max_restarts}")
     recipe = load(args)
-    if recipe.train.workers == 1:
+    if args.max_restarts and not recipe.checkpoint.on:
+        raise ValueError("--max-restarts needs checkpoints to go on from: set checkpoint.every_steps or every_minutes")
+    _resumed(args, recipe)  # what is wrong with it is said once, and not by every worker
+    if recipe.train.workers == 1 and not args.max_restarts:
         return _train_here(args)
     from nestpipe.train.launch import launch
     from nestpipe.train.rundir import default_path
 
     run = args.run or str(default_path(recipe.name))
-    launch([*arguments, "--run", run], recipe.train.workers, args.port)
+    orderly = recipe.checkpoint.stop_seconds if recipe.checkpoint.on else None
+    launch([*arguments, "--run", run], recipe.train.workers, args.port, args.max_restarts, orderly)
     return 0
 
 
@@ -247,11 +309,24 @@ def _train_here(args: argparse.Namespace) -> int:
     from nestpipe.train.trainer import in_words, train
 
     recipe = load(args)
+    resumed, goes_on = _resumed(args, recipe)
     world = join(recipe.train.timeout)
     summary = train(
-        recipe, world, args.run, quiet=args.quiet, check_staleness=args.check == "staleness", trace=args.trace
+        recipe,
+        world,
+        args.run,
+        quiet=args.quiet,
+        check_staleness=args.check == "staleness",
+        trace=args.trace,
+        resumed=resumed,
+        goes_on=goes_on,
     )
-    if world.rank == 0:
+    if world.rank == 0 and summary.get("stopped"):
+        print(
+            f"nestpipe: stopped; step {summary['steps']} is saved: go on with nestpipe train {summary['run']} --resume",
+            file=sys.stderr,
+        )
+    elif world.rank == 0:
         _show(summary, in_words(summary["metrics"]))
         write_json(args.json, summary)
     world.leave()

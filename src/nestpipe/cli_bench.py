@@ -40,7 +40,8 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
     peers = args.peers or sorted({rung.peer for rung in ladder.rungs if rung.peer is not None and args.rungs})
     with Display(args.ladder) as display:
         link = ladder.link if args.link is None else None if args.link == "none" else args.link
-        result = run_ladder(ladder, peers, rounds, display.show, link)
+        disk = ladder.disk if args.disk is None else None if args.disk == "none" else args.disk
+        result = run_ladder(ladder, peers, rounds, display.show, link, disk)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(_steps(result))
     if any("stages" in rung for rung in result["rungs"]):
@@ -57,10 +58,14 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
 def _told_mix(mix: dict[str, Any]) -> str:
     words = {"lookup": "lookup", "all2all": "All2All", "compute": "compute and the rest"}
     shares = ", ".join(f"{words[p]} {share:.1f} % (wanted {mix['wanted'][p]:g})" for p, share in mix["found"].items())
+    reached = ", ".join(
+        f"{name!r} reaches {spread['median']:.2f}x, {spread['median'] / mix['ideal']:.0%} of it"
+        for name, spread in mix["reached"].items()
+    )
     verdict = "within" if mix["holds"] else "NOT within"
     return (
         f"step of {mix['wanted']['rung']!r}: {shares}: {verdict} {MIX_POINTS:g} points.  With nothing but that compute left, "
-        f"it would be {mix['ideal']:.2f}x as fast: the ideal"
+        f"it would be {mix['ideal']:.2f}x as fast: the ideal.  {reached}"
     )
 
 
@@ -82,6 +87,7 @@ def _bench_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
         ("--rounds", args.rounds),
         ("--workers", args.workers),
         ("--link", args.link),
+        ("--disk", args.disk),
     ):
         if given:
             raise ValueError(f"{flag} is for ladders; `nestpipe bench {CLUSTERING}` counts rows on one worker")
@@ -113,7 +119,8 @@ def _steps(result: dict[str, Any]) -> Table:
     """Step times, and how many times faster than each rung that others are compared with: median and quartiles over rounds."""
     rungs = result["rungs"]
     link = f" on links of {result['link']}" if result["link"] else ""
-    title = f"{result['title']}; {result['workers']} workers{link}, {result['rounds']} rounds"
+    disk = f", disks {result['disk']}" if result.get("disk") else ""
+    title = f"{result['title']}; {result['workers']} workers{link}{disk}, {result['rounds']} rounds"
     table = Table(title=title, title_justify="left")
     against = list(rungs[0]["ratios"])
     limited = any("of_limit" in rung for rung in rungs)

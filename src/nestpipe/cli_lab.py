@@ -7,7 +7,7 @@ from typing import Any
 
 DESCRIPTION = """\
 Makes hosts out of network namespaces on a bridge, each with a link of the rate asked for (needs root and iproute2), and removes
-them.  `nestpipe bench … --link 500mbit` makes and removes its own.
+them.  `nestpipe bench … --link 500mbit` makes and removes its own, and control groups for disks that it shapes.
 
   nestpipe lab up --hosts 2 --link 500mbit      prints how to run a command on each host
   nestpipe lab ls                               what is up
@@ -29,6 +29,7 @@ def add(commands: Any) -> None:
 
 
 def _lab(args: argparse.Namespace, arguments: list[str]) -> int:
+    from nestpipe.lab.disks import known_disks
     from nestpipe.lab.network import Network, known
 
     if args.what == "up":
@@ -40,10 +41,17 @@ def _lab(args: argparse.Namespace, arguments: list[str]) -> int:
     elif args.what == "ls":
         for network in known():
             _tell(network)
+        for disks in known_disks():
+            print(f"{disks.name}: disks, {disks.rates}, of process {disks.owner}")
     else:
         for network in known():
             network.down()
             print(f"{network.name} removed")
+        for disks in known_disks():
+            removed = disks.down()
+            print(
+                f"{disks.name}: disks {'removed' if removed else f'still used by processes of {disks.owner}: end them first'}"
+            )
     return 0
 
 

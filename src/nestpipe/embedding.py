@@ -254,6 +254,7 @@ def attach_collections(
     buffer_limit: int | None = None,
     window_limit: int | None = None,
     successor_reads: bool = False,
+    early_retrieve: bool = False,
     stamped: bool = False,
 ) -> SparseStages:
     """Groups the tables of all collections, makes this worker's shard of them, and tells each collection its places."""
@@ -279,6 +280,7 @@ def attach_collections(
         buffer_limit=buffer_limit,
         window_limit=window_limit,
         successor_reads=successor_reads,
+        early_retrieve=early_retrieve,
     )
     for collection, mine in zip(collections, places):
         collection.attach(stages, mine)

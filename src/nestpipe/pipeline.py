@@ -36,6 +36,8 @@ from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 from nestpipe.tables.tiered import DiskTier
 
 Rate = Callable[[int], float]
+WISHES = ("checkpoint", "stop")
+"""What a worker may ask all others to do after the step: each learns of it with the verdict, so all do it after the same one."""
 
 
 class NotFinite(ArithmeticError):
@@ -59,6 +61,8 @@ class Progress:
     """This worker's micro-batches."""
     outputs: list[Any]
     """What the model returned for each of them beside its loss; None where a micro-batch was empty here."""
+    wishes: frozenset[str] = frozenset()
+    """What workers wished for (`wish`) before it was agreed on, the same on every worker."""
 
 
 def _check_settings(schedule: str, look_ahead: int, clip_norm: float | None) -> None:
@@ -105,6 +109,7 @@ class TrainPipeline:
         late_weights: bool = True,
         look_ahead: int = 2,
         early_prepare: bool | None = None,
+        early_retrieve: bool | None = None,
         clip_norm: float | None = None,
         table_rate: Rate = lambda step: 1.0,
         dense_rate: Rate | None = None,
@@ -129,6 +134,7 @@ class TrainPipeline:
         self.table_rate = table_rate
         self.dense_rate = dense_rate
         self._collections = collections_in(model)
+        early_retrieve = self._retrieves_early(early_retrieve, tier)
         self._looked_up = list(dict.fromkeys(feature for c in self._collections for _, feature, _ in c.lookups))
         self.sparse = attach_collections(
             self._collections,
@@ -139,6 +145,7 @@ class TrainPipeline:
             buffer_limit=buffer_limit,
             window_limit=window_limit,
             successor_reads=schedule in LOOKING_AHEAD,
+            early_retrieve=early_retrieve and schedule in LOOKING_AHEAD,
             stamped=check_staleness,
         )
         self.sparse.before_lookup = self.settle
@@ -158,6 +165,7 @@ class TrainPipeline:
             early_update,
             self._late is not None,
             host_computes(model) if early_prepare is None else early_prepare,
+            early_retrieve,
             any(life is not None and life.life.sweeps for life in self.sparse.lives),
         )
         watches = early_reduce and schedule != "serial" and self._late is None
@@ -171,6 +179,7 @@ class TrainPipeline:
         self._last_end: float | None = None
         self._last_step: tuple[int, Measured] | None = None
         self._busy_before = (0.0, 0.0)
+        self._wished: set[str] = set()
         self.next_batch = 0
         self._start = 0
         timeline = Timeline(keep=trace)
@@ -179,8 +188,17 @@ class TrainPipeline:
             self.world.rank,
             threads=schedule != "serial",
             timeline=timeline,
-            yielding=("storage",) if tier is not None and host_computes(model) else (),
+            yielding=("storage", "writeback") if tier is not None and host_computes(model) else (),
         )
+
+    def _retrieves_early(self, wanted: bool | None, tier: DiskTier | None) -> bool:
+        """Where a disk makes writeback long; not where a sweep has to see what writeback has written."""
+        sweeps = any(table.life is not None and table.life.sweeps for c in self._collections for table in c.tables)
+        if wanted and sweeps:
+            raise ValueError(
+                "pipeline.early_retrieve must be false, or left out, where tables evict rows (ttl, max_rows)"
+            )
+        return tier is not None and not sweeps if wanted is None else wanted
 
     def _stages(self) -> dict[str, StageFunction]:
         """What each stage of a schedule does, by name."""
@@ -257,8 +275,25 @@ class TrainPipeline:
         self.engine.forget(number - 1)
         assert flight.verdict is not None and flight.routes is not None
         return Progress(
-            number, flight.verdict.loss, flight.routes.samples, flight.verdict.grad_norm, flight.micros, flight.outputs
+            number,
+            flight.verdict.loss,
+            flight.routes.samples,
+            flight.verdict.grad_norm,
+            flight.micros,
+            flight.outputs,
+            flight.verdict.wishes,
         )
+
+    def wish(self, what: str) -> None:
+        """Asks all workers for a "checkpoint" or to "stop": it is in `Progress.wishes` of the same step on all.  Any thread."""
+        assert what in WISHES, what
+        self._wished.add(what)
+
+    def resume_at(self, batch: int) -> None:
+        """The next batch has this number: what was restored has seen those before it.  Only before the first `progress`."""
+        if self.next_batch or self._flights:
+            raise RuntimeError("resume_at is for a pipeline that has not trained yet")
+        self.next_batch = self._start = batch
 
     def settle(self) -> None:
         """Waits until the last step is in the tables.  Batches that are already being prepared stay prepared."""
@@ -310,6 +345,8 @@ class TrainPipeline:
                 before = self._flights.get(action.batch - 1) if self.schedule in LOOKING_AHEAD else None
                 count = self._micro_batches(action.batch)
                 flight = self._flights[action.batch] = Flight(action.batch, micro_batches=count, previous=before)
+                if before is not None and self.options.early_retrieve:
+                    flight.two_before = self._flights.get(action.batch - 2)
                 if self.options.early_reduce and self.schedule != "serial":
                     made = boundary_begins(action.batch, count, self.options)
                     flight.parts[made] = [Done() for _ in range(self.options.buckets)]
@@ -411,12 +448,15 @@ class TrainPipeline:
         """All workers learn the loss and the gradient norm, and stop together before anything lasting is changed."""
         last, self._last_step = self._last_step, None
         took = (last[1].step, last[1].compute, last[1].wire) if last is not None else (0.0, 0.0, 0.0)
-        sums = torch.tensor([flight.loss_sum, flight.row_squares, *took], dtype=torch.float64)
+        wished = [float(what in self._wished) for what in WISHES]
+        sums = torch.tensor([flight.loss_sum, flight.row_squares, *took, *wished], dtype=torch.float64)
         self._dense_exchange.all_reduce(sums)
         if last is not None:
-            self.plan.learn(last[0], Measured(*(sums[2:] / self.world.size).tolist()))
+            self.plan.learn(last[0], Measured(*(sums[2:5] / self.world.size).tolist()))
+        wishes = frozenset(what for what, votes in zip(WISHES, sums[5:].tolist()) if votes)
+        self._wished -= {what for what, mine in zip(WISHES, wished) if mine}
         norm = math.sqrt(float(sums[1]) + self.dense.sum_of_squares()) if torch.isfinite(sums[1]) else math.nan
-        flight.verdict = Verdict(float(sums[0]), math.isfinite(float(sums[0])) and math.isfinite(norm), norm)
+        flight.verdict = Verdict(float(sums[0]), math.isfinite(float(sums[0])) and math.isfinite(norm), norm, wishes)
         if not flight.verdict.finite:
             self._refuse(flight)
         if self.clip_norm is not None and norm > self.clip_norm:

@@ -11,7 +11,7 @@ import pytest
 from executions import execute, random_order, random_uses
 
 from nestpipe.schedule import BUILDERS, Action, Options, build
-from nestpipe.schedule.action import Name, label
+from nestpipe.schedule.action import Name, act, label
 from nestpipe.schedule.check import Proof, Violation, check, examine, happens_before
 from nestpipe.schedule.effects import STORE, Effect, rows
 
@@ -100,18 +100,56 @@ def test_optimizer_state_left_out_of_sync() -> None:
 def test_writeback_of_t_minus_2_after_retrieve_of_t() -> None:
     """A key of t-2 and t but not t-1: the row that neither the store nor the sync brings in time."""
     actions = moved(waiting(build("dbp", 4, 2), "retrieve 2", "route 2"), "retrieve 2", before="writeback 0")
-    found = broken(actions)
-    assert_names(found, "update 0", "compute 2.0", (0, 2), "window 2")
-    assert "rows in batches 0 and 2 but not 1" in str(found)
+    assert_names(broken(actions), "retrieve 2", "writeback 0", (0, 2), "store values")
+    ordered = waiting(actions, "writeback 0", "retrieve 2", "update 0", "agree 0")
+    assert_names(broken(ordered), "update 0", "compute 2.0", (0, 2), "window 2")
+    assert "rows in batches 0 and 2 but not 1" in str(broken(ordered))
+
+
+def test_early_retrieve_breaks_without_any_part_of_it() -> None:
+    """Rows of t-2 come from its buffer: what it may leave out, copy, and must wait for."""
+    options = Options(early_retrieve=True)
+    serial = build("serial", 5, 2, options)
+    actions = build("nested", 5, 2, options)
+    assert check(actions, serial) is None
+
+    def found(list_of: list[Action]) -> Violation:
+        violation = check(list_of, serial)
+        assert violation is not None, "called exact"
+        return violation
+
+    not_copied = without_effect(actions, "retrieve 3", lambda e: e.source in rows(1))
+    assert found(not_copied).rows.uses[0][0] == 1
+    not_updated = waiting(actions, "retrieve 3", "route 3", "writeback 0")
+    assert_names(found(not_updated), "sync 1", "retrieve 3", (0, 1, 3), "rows 1 values")
+    not_stored = waiting(actions, "retrieve 3", "route 3", "update 1")
+    assert_names(found(not_stored), "writeback 0", "retrieve 3", (0, 3), "store values")
+    read_too_early = changed(
+        actions,
+        "retrieve 3",
+        effects=tuple(replace(e, without=(2,)) if e.kind == "copy" else e for e in act("retrieve", 3).effects),
+    )
+    assert_names(found(read_too_early), "writeback 1", "retrieve 3", (1, 3), "store values")
 
 
 def test_a_sweep_before_writeback_of_t_minus_2() -> None:
     """A sweep looks at all rows: those that only t-2 touches must be in the store before it, too."""
     options = Options(evicts=True)
     actions = moved(waiting(build("dbp", 4, 2, options), "retrieve 2", "route 2"), "retrieve 2", before="writeback 0")
-    found = check(actions, build("serial", 4, 2, options))
+    serial = build("serial", 4, 2, options)
+    found = check(actions, serial)
+    assert found is not None and "retrieve 2" in str(found) and "writeback 0" in str(found), (
+        "they may run at the same time"
+    )
+    found = check(waiting(actions, "writeback 0", "retrieve 2", "update 0", "agree 0"), serial)
     assert found is not None
     assert_names(found, "update 0", "retrieve 2", (0,), "store state")
+
+
+def test_a_sweep_beside_early_retrieve() -> None:
+    """Rows that t-2 has not written back yet are nowhere to be seen by a sweep: the two do not go together."""
+    options = Options(early_retrieve=True, evicts=True)
+    assert check(build("nested", 5, 2, options), build("serial", 5, 2, options)) is not None
 
 
 def test_a_sweep_that_looks_at_the_rows_of_the_batch_before() -> None:
@@ -243,9 +281,10 @@ def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
 @pytest.mark.parametrize("early", [False, True])
 def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: int, clips: bool, early: bool) -> None:
     """Whatever a builder may vary gives what `serial` gives with the same options."""
-    for early_update, late_weights, early_prepare in itertools.product((False, True), repeat=3):
-        options = Options(buckets, clips, look_ahead, early, early_update, late_weights, early_prepare, early)
-        assert check(build(schedule, 4, 3, options), build("serial", 4, 3, options)) is None
+    for early_update, late_weights, early_prepare, retrieve in itertools.product((False, True), repeat=4):
+        options = Options(buckets, clips, look_ahead, early, early_update, late_weights, early_prepare, retrieve)
+        options = replace(options, evicts=early and not retrieve)
+        assert check(build(schedule, 5, 3, options), build("serial", 5, 3, options)) is None
 
 
 def test_accumulate_order_swapped() -> None:
@@ -339,9 +378,11 @@ def test_effects_that_check_cannot_follow_are_refused() -> None:
 
 @pytest.mark.parametrize("micros", [1, 2, 3])
 @pytest.mark.parametrize("schedule", BUILDERS)
-def test_every_wait_is_needed_or_implied(schedule: str, micros: int) -> None:
+@pytest.mark.parametrize("early_retrieve", [False, True])
+def test_every_wait_is_needed_or_implied(schedule: str, micros: int, early_retrieve: bool) -> None:
     """Each wait dropped alone is caught, or changes nothing in what comes before what, or is known not to be about exactness."""
-    reference, actions = build("serial", 4, micros), build(schedule, 4, micros)
+    options = Options(early_retrieve=early_retrieve)
+    reference, actions = build("serial", 4, micros, options), build(schedule, 4, micros, options)
     order, rng = happens_before(actions), random.Random(0)
     caught, implied, free = set(), set(), set()
     for i, action in enumerate(actions):
@@ -358,9 +399,9 @@ def test_every_wait_is_needed_or_implied(schedule: str, micros: int) -> None:
                 uses, again = random_uses(rng, 4, micros), random_order(fewer, rng)
                 assert again is not None and execute(again, uses) == execute(reference, uses)
     assert {"sync for retrieve", "compute for embed", "accumulate for grad", "writeback for update"} <= caught
-    # Loading could run ahead where there is no dbp, and later batches be prepared before this one has computed where there is
-    # one; rows of the next micro-batch could travel earlier where there is no fwp.
-    harmless = {"load for writeback"} if schedule in ("serial", "fwp") else {"route for weights"}
+    # Later batches could be prepared before this one has computed where there is dbp; rows of the next micro-batch could travel
+    # earlier where there is no fwp.
+    harmless = set() if schedule in ("serial", "fwp") else {"route for weights"}
     if schedule in ("serial", "dbp") and micros > 1:
         harmless.add("embed for accumulate")
     assert free == harmless
@@ -370,8 +411,8 @@ def test_every_wait_is_needed_or_implied(schedule: str, micros: int) -> None:
             "agree for reduce",  # the same lane, as the three below
             "sync for update",
             "update for accumulate",
-            "retrieve for writeback",
         }
+        assert ("retrieve for update" in caught) == early_retrieve and "retrieve for writeback" in caught
 
 
 def test_rows_in_only_one_of_two_batches_are_followed_further_back() -> None:

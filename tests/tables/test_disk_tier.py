@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nestpipe.tables import disk_file, disk_kernels, disk_log, hot_rows, uring
+from nestpipe.tables import disk_channel, disk_kernels, disk_log, hot_rows, uring
 from nestpipe.tables.config import EmbeddingBagConfig
 from nestpipe.tables.disk_file import DiskTierError
 from nestpipe.tables.disk_native import move_bytes
@@ -268,9 +268,9 @@ def test_io_uring_forbidden_means_threads(tmp_path: Path, monkeypatch: pytest.Mo
     def forbidden(*_: object) -> None:
         raise OSError(errno.EPERM, "io_uring_setup: Operation not permitted")
 
-    monkeypatch.setattr(disk_file, "Ring", forbidden)
+    monkeypatch.setattr(disk_channel, "Ring", forbidden)
     store = tiered(tmp_path, 10)
-    assert store.disk.file.io == Preads.name
+    assert store.disk.io == Preads.name
     values = fill(store, 200)
     np.testing.assert_array_equal(retrieved(store, np.zeros(200, np.uint16), np.arange(200))[0], values)
 
@@ -424,7 +424,7 @@ def test_a_full_disk_while_growing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     """Promise: as above, where they tell only when a block is written; a batch of several appends is undone whole."""
     store = tiered(tmp_path, 30)
-    transfer: Callable[..., np.ndarray] = store.disk.file._io.transfer
+    transfer: Callable[..., np.ndarray] = store.disk._writing._io.transfer
     count = 0
 
     def failing(writing: bool, fd: int, offsets: np.ndarray, lengths: np.ndarray, spots: np.ndarray) -> np.ndarray:
@@ -435,7 +435,7 @@ def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             moved[0] = -errno.ENOSPC
         return moved
 
-    monkeypatch.setattr(store.disk.file._io, "transfer", failing)
+    monkeypatch.setattr(store.disk._writing._io, "transfer", failing)
     fails_without_a_trace(store, RowStore(group_of(), 7))
 
 

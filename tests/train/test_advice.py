@@ -50,7 +50,7 @@ REGIMES: dict[str, tuple[list[Variant], dict[str, Any], list[str], list[str], li
             "compute is the most of the step: alone it takes 150 of 270 ms",
             "All2All: 90 ms a step are exposed under serial N=1; nested N=8 hides 70 of them, 20 stay exposed at the boundary",
             "dense all-reduce: 20 ms",
-            "lookup: rows come from DRAM and go back in 4.0 ms a step: dbp has little to hide",
+            "lookup: rows come from DRAM, or go back, in at most 4.0 ms a step: dbp has little to hide",
         ],
         [
             'pipeline.schedule = "nested", pipeline.micro_batches = 8: 190 ms instead of 270',

@@ -11,8 +11,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-LANE_GROUPS = ("route", "network", "network back", "dense", "metrics")
-"""`network back` carries what goes to a lower rank: gloo's thread spins where one connection is written and read at a time."""
+LANE_GROUPS = ("route", "network", "network back", "dense", "metrics", "checkpoint")
+"""`network back` carries what goes to a lower rank: gloo's thread spins where one connection is written and read at a time.
+
+`checkpoint` is for workers that have written their part and wait for the others: as long as a disk may take."""
+DISK_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class World:
             dist.init_process_group(os.environ.get("NESTPIPE_BACKEND", "gloo"), timeout=timedelta(seconds=timeout))
         if dist.get_world_size() == 1:
             return World(0, 1, {}, timeout)
-        groups = {lane: dist.new_group(timeout=timedelta(seconds=timeout)) for lane in LANE_GROUPS}
+        patience = {"checkpoint": max(timeout, DISK_SECONDS)}
+        groups = {lane: dist.new_group(timeout=timedelta(seconds=patience.get(lane, timeout))) for lane in LANE_GROUPS}
         return World(dist.get_rank(), dist.get_world_size(), groups, timeout)
 
     def leave(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import torch
@@ -26,6 +27,20 @@ class Position:
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
+
+    @staticmethod
+    def from_dict(values: object) -> Position:
+        """ValueError unless it is what `as_dict` gives."""
+        names = [f.name for f in fields(Position)]
+        if not isinstance(values, Mapping) or sorted(values) != sorted(names):
+            raise ValueError(f"a position has {', '.join(names)}, not {values!r}")
+        position = Position(**values)
+        if (
+            not all(type(n) is int for n in values.values())
+            or min(position.epoch, position.interval, position.unit + 1) < 0
+        ):
+            raise ValueError(f"no position: {values!r}")
+        return position
 
 
 class Stream:
@@ -57,6 +72,9 @@ class Stream:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._handed_out = 0
+        self._passed: deque[Position] = deque([self.position])
+        """Positions from that after the last batch asked about, by `position_after`, to that after the last one handed out."""
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -74,7 +92,18 @@ class Stream:
                 raise StopIteration
             raise item
         batch, self.position = item
+        self._handed_out += 1
+        self._passed.append(self.position)
         return batch
+
+    def position_after(self, batches: int) -> Position:
+        """The position after so many batches of this stream, the last one's where it had fewer.  Asked for rising numbers: what a
+        pipeline has read ahead is not trained yet."""
+        first = self._handed_out - len(self._passed) + 1
+        while first < batches and len(self._passed) > 1:
+            self._passed.popleft()
+            first += 1
+        return self._passed[0]
 
     def fraction(self) -> float:
         """How much of all epochs has been handed out; 0 where the epochs never end."""

@@ -1,7 +1,7 @@
 """Row buffers: what an owner holds of a batch, taken from a pool that grows as needed, settles, and keeps to a limit.
 
-In steady state two buffers per group are in use, that of the batch in training and that of the next one (a third for the moment
-in which neither of the older two is free yet).
+In steady state two buffers per group are in use, that of the batch in training and that of the next one; and a third where rows
+are retrieved while those of the batch before are still being written back (`early_retrieve`).
 """
 
 from __future__ import annotations
@@ -102,19 +102,21 @@ class BufferPool:
 class Buffers:
     """The pools of all groups under one limit."""
 
-    def __init__(self, groups: list[TableGroup], limit: int | None) -> None:
+    def __init__(self, groups: list[TableGroup], limit: int | None, batches: int = 2) -> None:
         self.pools = [BufferPool(group) for group in groups]
         self.limit = limit
+        self.batches = batches
+        """In flight at a time; the limit is for all of them."""
 
     def take(self, who: str, rows: list[int], holders: int) -> list[RowBuffer]:
         """One buffer per group, for `who`."""
         if self.limit is not None:
-            # two batches are in flight at a time, and the limit is for both
-            needed = 2 * sum(n * pool.row_bytes for n, pool in zip(rows, self.pools))
+            needed = self.batches * sum(n * pool.row_bytes for n, pool in zip(rows, self.pools))
             if needed > self.limit:
                 raise BufferLimit(
-                    f"{who} needs {needed / 2**20:.1f} MB of row buffers (two batches of {sum(rows):,} rows), but memory."
-                    f"buffer_limit is {self.limit / 2**20:.1f} MB: raise it, lower train.batch_size or use more workers"
+                    f"{who} needs {needed / 2**20:.1f} MB of row buffers ({self.batches} batches of {sum(rows):,} rows), but "
+                    f"memory.buffer_limit is {self.limit / 2**20:.1f} MB: raise it, lower train.batch_size"
+                    f"{', set pipeline.early_retrieve = false' if self.batches > 2 else ''} or use more workers"
                 )
         return [pool.take(n, holders) for n, pool in zip(rows, self.pools)]
 

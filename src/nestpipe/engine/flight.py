@@ -24,6 +24,7 @@ class Verdict:
     loss: float
     finite: bool
     grad_norm: float
+    wishes: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -47,6 +48,9 @@ class Flight:
     """Per group: where `retrieve` found the buffer's rows in the store."""
     previous: Flight | None = None
     """The batch before, while its rows may be newer than the store's; None where the store is always up to date."""
+    two_before: Flight | None = None
+    """The batch before that, while it may not be written back and `retrieve` has to look into its buffer; None where the store
+    has its rows by then."""
     shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Per group: places in the previous batch's buffer and in this one's of the keys that both hold."""
     forgotten: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)

@@ -20,8 +20,8 @@ class LaneThread:
     """Runs jobs one after another in the order they were given.
 
     A lane that yields to others on busy cores must hold nothing that they need: stopped with the GIL or a connection in its
-    hands, it makes everybody wait (docs/log.md).  So none does but storage, where rows are on disk, which is mostly in the
-    kernel, and the host computes; elsewhere lanes have the cores to themselves.
+    hands, it makes everybody wait (docs/log.md).  So none does but storage and writeback, where rows are on disk, which are
+    mostly in the kernel, and the host computes; elsewhere lanes have the cores to themselves.
     """
 
     def __init__(self, name: str, yields: bool = False) -> None:

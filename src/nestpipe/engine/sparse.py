@@ -16,7 +16,7 @@ from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.engine.blocks import Blocks
-from nestpipe.engine.buffers import Buffers
+from nestpipe.engine.buffers import Buffers, RowBuffer
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.group_life import Evicted, GroupLife
 from nestpipe.engine.horizon import AgreedClock
@@ -45,6 +45,7 @@ class SparseStages:
         buffer_limit: int | None = None,
         window_limit: int | None = None,
         successor_reads: bool = False,
+        early_retrieve: bool = False,
     ) -> None:
         self.world = world
         self.window_limit = window_limit
@@ -62,11 +63,12 @@ class SparseStages:
             GroupLife(group, world.size, self.clock) if group.life is not None else None for group in self.groups
         ]
         """Per group: admission and eviction; None where every key has a row from its first batch on, for ever."""
-        self.buffers = Buffers(self.groups, buffer_limit)
+        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if early_retrieve else 2)
         self.blocks = Blocks()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
-        self._holders = 2 if successor_reads else 1
-        """Who reads a batch's buffer last: its own writeback, and the next batch's sync where there is one."""
+        self._holders = 1 + successor_reads + early_retrieve
+        """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the
+        retrieve of the one after it."""
         self.before_lookup: Callable[[], None] = lambda: None
         """Called before a lookup outside the schedule: waits until the last step is in the tables."""
         self.traffic = Traffic()
@@ -105,16 +107,20 @@ class SparseStages:
     def retrieve(self, flight: Flight) -> None:
         """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.  Sweeps go before it.
 
-        Those that the previous batch is still changing are left for `sync`.  Makes room for the batch's gradients, and for rows
-        and gradients of the window, too.
+        Those that the previous batch is still changing are left for `sync`; those that the one before it has changed come from
+        its buffer, where it may not be written back yet.  Makes room for the batch's gradients, and for rows and gradients of
+        the window, too.
         """
         owned = _routes(flight).owned
         flight.buffers = self.buffers.take(f"batch {flight.number}", [len(plan) for plan in owned], self._holders)
         if flight.previous is not None:
             pairs = zip(_routes(flight.previous).owned, owned)
             flight.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
+        elsewhere = [places for _, places in flight.shared] or [np.empty(0, np.int64)] * len(owned)
+        if flight.two_before is not None:
+            elsewhere = [np.concatenate(both) for both in zip(elsewhere, self._copy_from_two_before(flight))]
         self.clock.note(flight.number, _routes(flight).seconds)
-        flight.found = [self._read(flight, g) for g in range(len(self.groups))]
+        flight.found = [self._read(flight, g, skip) for g, skip in enumerate(elsewhere)]
         for buffer, (_, places) in zip(flight.buffers, flight.shared):
             kernels.spoil(buffer.values, places)
         if self.ledger is not None:
@@ -123,10 +129,9 @@ class SparseStages:
             torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
         self._make_windows(flight)
 
-    def _read(self, flight: Flight, g: int) -> Found:
-        """The rows of one group, but for those that `sync` will bring."""
+    def _read(self, flight: Flight, g: int, skip: np.ndarray) -> Found:
+        """The rows of one group, but for those at `skip`, which come from other batches' buffers."""
         store, plan, buffer, life = self.stores[g], _routes(flight).owned[g], flight.buffers[g], self.lives[g]
-        skip = flight.shared[g][1] if flight.shared else None
         if life is None:
             return store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state, skip)
         before = _routes(flight.previous).owned[g] if flight.previous is not None else None
@@ -135,13 +140,29 @@ class SparseStages:
             flight.forgotten.append((g, *life.condemned_by(store, flight.number)))
         return found
 
+    def _copy_from_two_before(self, flight: Flight) -> list[np.ndarray]:
+        """Rows of the batch before the previous one which that does not touch.  Returns, per group, their places here."""
+        assert flight.two_before is not None
+        before, filled = flight.two_before, []
+        for old, new, theirs, mine, (_, shared) in zip(
+            before.buffers, flight.buffers, _routes(before).owned, _routes(flight).owned, flight.shared
+        ):
+            places, here = intersect_pairs(theirs.tables, theirs.keys, mine.tables, mine.keys)
+            changing = np.zeros(len(mine), np.bool_)
+            changing[shared] = True
+            final = ~changing[here]
+            places, here = places[final], here[final]
+            _copy_rows(old, places, new, here)
+            filled.append(here)
+            old.release()
+        flight.two_before = None
+        return filled
+
     def sync(self, flight: Flight) -> None:
         """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen."""
         if flight.previous is not None:
             for old, new, (places, mine) in zip(flight.previous.buffers, flight.buffers, flight.shared):
-                kernels.copy_rows(old.values, places, new.values, mine)
-                if new.state.shape[1]:
-                    kernels.copy_rows(old.state, places, new.state, mine)
+                _copy_rows(old, places, new, mine)
                 old.release()
             flight.previous = None
         if self.ledger is not None:
@@ -235,11 +256,13 @@ class SparseStages:
             buffer.release()
 
     def drop(self, flight: Flight) -> None:
-        """Frees the buffers of a batch that failed and will not be trained, and keeps what its sweep would have evicted."""
+        """Frees the buffers of a batch that failed and will not be trained, and those that only it would have read from; keeps
+        what its sweep would have evicted."""
         for life in self.lives:
             if life is not None:
                 life.drop(flight.number)
-        for buffer in flight.buffers:
+        unread = flight.two_before.buffers if flight.two_before is not None else []
+        for buffer in (*flight.buffers, *unread):
             buffer.abandon()
 
     def evicted(self) -> dict[str, int]:
@@ -308,6 +331,12 @@ class SparseStages:
                     return g, number
         names = ", ".join(t.name for group in self.groups for t in group.tables)
         raise ValueError(f"no table {table!r} in this model; it has {names}")
+
+
+def _copy_rows(old: RowBuffer, places: np.ndarray, new: RowBuffer, mine: np.ndarray) -> None:
+    kernels.copy_rows(old.values, places, new.values, mine)
+    if new.state.shape[1]:
+        kernels.copy_rows(old.state, places, new.state, mine)
 
 
 def _routes(flight: Flight) -> Routes:

@@ -94,6 +94,11 @@ class Tuner:
         if not self.trying:
             self._end_round()
 
+    def resume(self, batch: int, choices: Sequence[tuple[int, int]]) -> None:
+        """Goes on from `batch` with what an earlier process had chosen; tried anew, as the machine may be another."""
+        self.choices = [choice for choice in choices if choice[0] < batch]
+        self._next = batch
+
     @property
     def trying(self) -> bool:
         return bool(self._trial or self._counted)

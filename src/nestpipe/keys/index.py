@@ -253,6 +253,11 @@ class HashIndex:
             _live(self._entries, slots)
             return self.slot_tables.rows[slots], self.slot_keys.rows[slots], slots
 
+    def free_slots(self) -> np.ndarray:
+        """Slots below `slots_used` that hold no key."""
+        with self._lock:
+            return self._free[: self._free_count].copy()
+
     def nbytes(self) -> int:
         """Bytes that hold entries and keys: all that a row costs beyond its values and optimizer state."""
         return self.heap_nbytes() + self._used * (8 + 2)

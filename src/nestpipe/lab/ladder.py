@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from nestpipe.lab.disks import Disks, remove_abandoned_disks
 from nestpipe.lab.network import Network, remove_abandoned
 from nestpipe.schedule.parts import divide
 from nestpipe.train.recipe import build
@@ -101,6 +102,8 @@ class Ladder:
     mix: Mix | None = None
     link: str | None = None
     """Of every worker's host; None: all on loopback."""
+    disk: str | None = None
+    """Rates of every host's disk, such as "read 20000/s, write 20mb/s"; None: as fast as the machine's."""
 
     def only(self, names: list[str]) -> Ladder:
         """With these rungs alone (none named: all of them), and of the comparisons those that they can answer."""
@@ -144,17 +147,24 @@ class _Plain:
     worker: str
     workers: int = 2
     link: str | None = None
+    disk: str | None = None
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     limit: list[str] = field(default_factory=list)
 
 
 def run_ladder(
-    ladder: Ladder, peers: list[str], rounds: int, tell: Callable[[float, str], None], link: str | None = None
+    ladder: Ladder,
+    peers: list[str],
+    rounds: int,
+    tell: Callable[[float, str], None],
+    link: str | None = None,
+    disk: str | None = None,
 ) -> dict[str, Any]:
     """Starts all rungs, then lets each train once in every round.  Returns per rung the step times, their spread, and ratios.
 
-    `link`: one worker per host in a lab whose links have this rate; None: all on loopback.
+    `link`: one worker per host in a lab whose links have this rate; None: all on loopback.  `disk`: the rates of each host's
+    disk; None: as fast as the machine's.
     """
     rungs = [rung for rung in ladder.rungs if rung.peer is None or rung.peer in peers]
     for peer in peers:
@@ -165,16 +175,22 @@ def run_ladder(
     total = len(rungs) * (START_SHARE + rounds)
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="nestpipe-bench-")))
-        network = None
+        network = disks = None
         if link is not None:
             remove_abandoned()
             network = running.enter_context(Network(ladder.workers, link))
+        if disk is not None:
+            remove_abandoned_disks()
+            directory = ladder.workload.get("disk_path", tempfile.gettempdir())
+            disks = running.enter_context(Disks(1 if network is None else ladder.workers, disk, directory))
         started: list[RunningRung] = []
         for rung in rungs:
             tell(len(started) * START_SHARE / total, f"starting {rung.name}")
-            started.append(RunningRung(ladder, rung, rounds, folder / str(len(started)), network))
+            started.append(RunningRung(ladder, rung, rounds, folder / str(len(started)), network, disks))
             running.callback(started[-1].stop)
             started[-1].train(0)
+        if disks is not None:
+            disks.shape()
         for turn in range(1, rounds + 1):
             for number, one in enumerate(started):
                 done = START_SHARE * len(rungs) + (turn - 1) * len(rungs) + number
@@ -183,14 +199,22 @@ def run_ladder(
         reports = [one.report() for one in started]
         for one, report in zip(started, reports):
             report["wire_bytes"] = one.wire_bytes
-    return {**summarise(ladder, rungs, reports, rounds), "link": link}
+    return {**summarise(ladder, rungs, reports, rounds), "link": link, "disk": disk}
 
 
 class RunningRung:
     """The workers of one rung, alive until `stop`.  They train when told to and are stopped by signal in between."""
 
-    def __init__(self, ladder: Ladder, rung: Rung, rounds: int, folder: Path, network: Network | None = None) -> None:
-        self.rung, self.folder, self.workers, self._network = rung, folder, ladder.workers, network
+    def __init__(
+        self,
+        ladder: Ladder,
+        rung: Rung,
+        rounds: int,
+        folder: Path,
+        network: Network | None = None,
+        disks: Disks | None = None,
+    ) -> None:
+        self.rung, self.folder, self.workers, self._network, self._disks = rung, folder, ladder.workers, network, disks
         self.wire_bytes: list[int] = []
         """Per turn: what the busiest host sent, headers and all."""
         folder.mkdir()
@@ -204,18 +228,20 @@ class RunningRung:
         launcher = [python, "-m", "torch.distributed.run"]
         if network is None:
             command = [*launcher, "--nproc-per-node", str(ladder.workers), "--standalone", *program]
-            self._processes = [self._start(command, "lo")]
+            self._processes = [self._start(command, "lo", 0)]
             return
         port = str(FIRST_PORT + int(folder.name))
         launcher += ["--nnodes", str(ladder.workers), "--nproc-per-node", "1"]
         launcher += ["--master-addr", network.hosts[0].address, "--master-port", port]
         self._processes = [
-            self._start(host.command([*launcher, "--node-rank", str(rank), *program]), host.interface, cores)
+            self._start(host.command([*launcher, "--node-rank", str(rank), *program]), host.interface, rank, cores)
             for rank, (host, cores) in enumerate(zip(network.hosts, cores_of_hosts(ladder.workers)))
         ]
 
-    def _start(self, command: list[str], interface: str, cores: set[int] | None = None) -> subprocess.Popen[bytes]:
-        """On `cores` alone, and so is everything that the command starts; None: wherever there is room."""
+    def _start(
+        self, command: list[str], interface: str, host: int, cores: set[int] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """On `cores` alone (None: wherever there is room) and with the disk of a host, and so is all that the command starts."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
         return subprocess.Popen(
             command,
@@ -223,7 +249,7 @@ class RunningRung:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
-            preexec_fn=functools.partial(_prepare_child, cores) if sys.platform == "linux" else None,
+            preexec_fn=functools.partial(_prepare_child, cores, self._disks, host) if sys.platform == "linux" else None,
         )
 
     def train(self, turn: int) -> None:
@@ -311,11 +337,13 @@ def cores_of_hosts(hosts: int) -> list[set[int] | None]:
     return [set(mine[host * each : (host + 1) * each]) for host in range(hosts)]
 
 
-def _prepare_child(cores: set[int] | None) -> None:
+def _prepare_child(cores: set[int] | None, disks: Disks | None, host: int) -> None:
     """A launcher whose ladder is killed must not stay, waiting for workers that nobody will wake."""
     _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
     if cores is not None:
         os.sched_setaffinity(0, cores)
+    if disks is not None:
+        disks.join(host)
 
 
 def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
@@ -336,19 +364,31 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
     if limits:
         result["limit"] = {"rungs": ladder.limit, "ms": _spread(limits)}
     if ladder.mix is not None:
-        result["mix"] = _mixed(ladder.mix, summaries)
+        others = {s["name"]: s["step_ms_all"] for s in summaries if s["name"] not in (ladder.mix.rung, *ladder.limit)}
+        reached = {
+            name: _spread([theirs / ours for theirs, ours in zip(by_name[ladder.mix.rung], times)])
+            for name, times in others.items()
+        }
+        result["mix"] = {**_mixed(ladder.mix, summaries), "reached": reached}
     return result
 
 
 def _mixed(mix: Mix, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """The shares of the rung's step, and how much faster it could be at most: if nothing but its compute were left."""
-    stages = next(summary for summary in summaries if summary["name"] == mix.rung)["stages"]
-    parts = divide({stage: kinds["exposed_ms"] for stage, kinds in stages.items()})
+    parts = next(summary for summary in summaries if summary["name"] == mix.rung)["parts"]
     whole = sum(parts.values())
     found = {part: 100 * parts[part] / whole for part in ("lookup", "all2all")}
     found["compute"] = 100 - sum(found.values())
     holds = all(abs(found[part] - getattr(mix, part)) <= MIX_POINTS for part in found)
     return {"wanted": asdict(mix), "found": found, "holds": holds, "ideal": 100 / found["compute"]}
+
+
+def _parts(ranks: list[dict[str, dict[str, float]]]) -> dict[str, float]:
+    """What a step is spent on, as a mean over the workers.  The slowest worker's time of each stage would count twice that one
+    was late with its lookup: there, and where the others waited for it.
+    """
+    divided = [divide({stage: kinds["exposed_ms"] for stage, kinds in rank.items()}) for rank in ranks]
+    return {part: statistics.fmean(rank[part] for rank in divided) for part in divided[0]}
 
 
 def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -403,6 +443,7 @@ def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
             stage: {kind: max(rank.get(stage, {}).get(kind, 0.0) for rank in ranks) for kind in kinds}
             for stage, kinds in ranks[0].items()
         }
+        summary["parts"] = _parts(ranks)
         summary["bytes_sent"] = max(report["bytes_sent_by_rank"])
         summary["disk_rows"] = report.get("disk_rows", {})
         summary["micro_batches_chosen"] = report.get("micro_batches_chosen", [])

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 from nestpipe import Batch, RowWiseAdagrad, TrainPipeline, World
+from nestpipe.checkpoint.folder import Folder
+from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.limits import leave_out
 from nestpipe.engine.micro_plan import AUTO
@@ -38,6 +40,7 @@ OURS: dict[str, Any] = {
     "clustering": False,
     "look_ahead": 2,
     "early_prepare": None,
+    "early_retrieve": None,
     "early_reduce": True,
     "early_update": True,
     "late_weights": True,
@@ -45,6 +48,7 @@ OURS: dict[str, Any] = {
     "dense_parameters": 500_000,  # of the `timed` model
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
     "disk_path": tempfile.gettempdir(),
+    "checkpoint_every": None,  # steps: a checkpoint in the background, of all that it costs
     "only": None,  # "compute": rows and gradients do not travel; "wire": nothing is computed.  For limits, not for losses
     "trace": None,  # a file: the last steps of all workers, for `nestpipe schedule FILE` and ui.perfetto.dev
 }
@@ -63,7 +67,28 @@ def launch_ahead(pipeline: TrainPipeline, model: Timed) -> None:
     pipeline.engine.replace(compute=launched)
 
 
-def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str, Any]:
+class Saving:
+    """Checkpoints of a rung, where it wants them: one in the middle of every so many steps, written while it trains."""
+
+    def __init__(self, pipeline: TrainPipeline, every: int | None, folder: Path) -> None:
+        self._every = every
+        self._steps = 0
+        self._writer = CheckpointWriter(pipeline, Folder(folder)) if every else None
+        self.saved: list[Saved] = []
+
+    def after_step(self) -> None:
+        self._steps += 1
+        if self._writer is not None and self._every and self._steps % self._every == self._every // 2:
+            self._writer.save({}, {})
+
+    def finish(self) -> None:
+        """What is still being written must not be free of charge."""
+        if self._writer is not None:
+            self._writer.wait()
+            self.saved += self._writer.poll()
+
+
+def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Path) -> dict[str, Any]:
     """Warm up, then the timed steps, turn by turn.  Returns this worker's figures."""
     torch.manual_seed(config["seed"])
     workload: Workload = DLRMWorkload(config, same) if config["kind"] == "dlrm" else HSTUWorkload(config)
@@ -80,6 +105,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         clustering=config["clustering"],
         look_ahead=config["look_ahead"],
         early_prepare=config["early_prepare"],
+        early_retrieve=config["early_retrieve"],
         early_reduce=config["early_reduce"],
         early_update=config["early_update"],
         late_weights=config["late_weights"],
@@ -95,6 +121,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
     data = workload.batches(world.rank)
     turns.wait(0)
     losses = [_step(pipeline, data) for _ in range(config["warmup"])]
+    saving = Saving(pipeline, config["checkpoint_every"], folder / "checkpoints")
     turns.done(0)
     timeline, stages = pipeline.engine.timeline, Stages()
     step_s: list[list[float]] = []
@@ -112,10 +139,12 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         last = start
         for _ in range(config["steps"]):
             losses.append(_step(pipeline, data))
+            saving.after_step()
             now = time.perf_counter()
             step_s[-1].append(now - last)
             last = now
         stages.add(timeline.report())
+        saving.finish()
         pipeline.settle()  # what was read ahead must not be free of charge, running while others have their turn
         window_s.append(time.perf_counter() - start)
         cpu_s.append(time.process_time() - cpu)
@@ -135,6 +164,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any) -> dict[str
         "disk_rows": rows,
         "micro_batches_chosen": pipeline.plan.choices,
         "buckets": pipeline.options.buckets,
+        "checkpoints": [vars(saved) for saved in saving.saved],
     }
 
 
@@ -184,7 +214,8 @@ def main() -> None:
     config = {**same_samples.DEFAULTS, **OURS, **json.loads(arguments.config.read_text())}
     torch.set_num_threads(1)
     world = World.join()
-    figures = run(config, world, same_samples, turns.Turns(arguments.out.parent, world.rank))
+    folder = arguments.out.parent
+    figures = run(config, world, same_samples, turns.Turns(folder, world.rank), folder)
     ranks: list[Any] = [figures]
     if world.size > 1:
         ranks = [None] * world.size
@@ -203,6 +234,7 @@ def main() -> None:
             "disk_rows": ranks[0]["disk_rows"],
             "micro_batches_chosen": ranks[0]["micro_batches_chosen"],
             "buckets": ranks[0]["buckets"],
+            "checkpoints": ranks[0]["checkpoints"],
             "config": config,
         }
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -19,6 +19,7 @@ LANE_COLOURS = {
     "network": "#ee7733",
     "dense": "#009988",
     "update": "#228833",
+    "writeback": "#cc6699",
     "compute": "#4477aa",
 }
 """Stages of a lane have its colour with the share of white that they have in a schedule's picture."""
@@ -42,6 +43,7 @@ def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> 
     facts = [
         ("workers", count(result.get("workers"))),
         ("links", text(result.get("link")) or "none: all on loopback"),
+        *([("disks", text(result["disk"]))] if result.get("disk") else []),
         ("rounds", rounds),
         ("date", text(result.get("date")) or (f"{date} (the file's)" if date else None)),
         ("command", command or "not in this file"),

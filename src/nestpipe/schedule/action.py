@@ -23,11 +23,11 @@ STAGES: dict[str, str] = {
     "agree": "dense",
     "step": "compute",
     "update": "update",
-    "writeback": "storage",
+    "writeback": "writeback",
 }
 """Every stage and its lane, in the order in which a batch passes them."""
 
-LANES: tuple[str, ...] = ("data", "copy", "route", "storage", "network", "dense", "update", "compute")
+LANES: tuple[str, ...] = ("data", "copy", "route", "storage", "network", "dense", "update", "writeback", "compute")
 
 Name = tuple[str, int, int]
 """(stage, batch, micro-batch); micro-batch -1 for a stage of the whole batch.  For `reduce` the bucket is in its place."""

@@ -4,6 +4,9 @@ Two buffers hold rows: that of t, being trained, and that of t+1, being filled. 
 early, as t is still changing them: `retrieve` leaves them out, and `sync` copies them from one buffer to the other, values and
 optimizer state.  Rows that t-1 changed and t does not touch are in the store in time, because `writeback(t-1)` comes before
 `retrieve(t+1)`.
+
+So a store whose disk takes long is asked for one thing after the other.  With `early_retrieve` both happen at once: rows of t-1
+are final when `update(t-1)` is over, and `retrieve(t+1)` copies them from its buffer, a third one, and the others from the store.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import replace
 
 from nestpipe.schedule.action import Action, Name, act
 from nestpipe.schedule.boundary import boundary, boundary_begins
-from nestpipe.schedule.effects import shared_rows
+from nestpipe.schedule.effects import copied_rows, shared_rows
 from nestpipe.schedule.options import DEFAULT, Options
 
 AHEAD = {"load": 4, "move": 3, "route": 2, "retrieve": 1}
@@ -46,17 +49,26 @@ def _early(stage: str, batch: int, start: int, options: Options, after: tuple[Na
         waits.append(("move", batch, -1))
     elif stage == "retrieve":
         waits.append(("route", batch, -1))
-        if batch >= start + 2:
-            # rows of t-2 that t-1 does not touch must be in the store; and the buffer of t-2 is free only then
-            waits.append(("writeback", batch - 2, -1))
+        # rows that the batch before does not touch must be in the store, or in a buffer; and one more buffer is free only then
+        if options.early_retrieve and batch >= start + 2:
+            waits.append(("update", batch - 2, -1))
+        stored = batch - 3 if options.early_retrieve else batch - 2
+        if stored >= start:
+            waits.append(("writeback", stored, -1))
     action = act(stage, batch, waits=tuple(waits), options=options)
-    return unshared(action) if stage == "retrieve" and batch > start else action
+    return unshared(action, start, options) if stage == "retrieve" and batch > start else action
 
 
-def unshared(retrieve: Action) -> Action:
-    """Rows that the batch before touches too are left out: `sync` brings them."""
-    before = (retrieve.batch - 1,)
-    effects = (replace(e, without=before) if e.kind == "copy" else e for e in retrieve.effects)
+def unshared(retrieve: Action, start: int, options: Options) -> Action:
+    """Rows that the batch before touches too are left out: `sync` brings them.  Others that the one before it touches may come
+    from its buffer.
+    """
+    batch = retrieve.batch
+    from_buffer = options.early_retrieve and batch >= start + 2
+    elsewhere = (batch - 1, batch - 2) if from_buffer else (batch - 1,)
+    effects = [replace(e, without=elsewhere) if e.kind == "copy" else e for e in retrieve.effects]
+    if from_buffer:
+        effects += copied_rows(batch - 2, batch, without=(batch - 1,))
     return replace(retrieve, effects=tuple(effects))
 
 

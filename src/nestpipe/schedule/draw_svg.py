@@ -14,7 +14,7 @@ from nestpipe.schedule.trace import Timed
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#997700", "#009988")
 """One per batch, in turn; told apart by colour-blind readers, too."""
 
-WHITE = {"writeback": 0.5, "grad": 0.5, "agree": 0.5, "accumulate": 0.5, "weights": 0.35, "step": 0.7, "sync": 0.75}
+WHITE = {"grad": 0.5, "agree": 0.5, "accumulate": 0.5, "weights": 0.35, "step": 0.7, "sync": 0.75}
 """Share of white in the box of a stage that has its lane together with others."""
 
 INK, QUIET, GRID, PAPER, BAND = "#24292f", "#636c76", "#d8dee4", "#ffffff", "#f3f5f8"

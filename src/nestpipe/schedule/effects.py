@@ -49,9 +49,14 @@ def rows(batch: int) -> tuple[State, State]:
 
 
 def shared_rows(batch: int) -> tuple[Effect, ...]:
-    """Rows that batch - 1 touched too: from its buffer into this one's, values and optimizer state."""
-    pairs = zip(rows(batch - 1), rows(batch))
-    return tuple(Effect("copy", new, old, batches=(batch - 1, batch)) for old, new in pairs)
+    """Rows that batch - 1 touched too: from its buffer into this one's."""
+    return copied_rows(batch - 1, batch)
+
+
+def copied_rows(before: int, batch: int, without: tuple[int, ...] = ()) -> tuple[Effect, ...]:
+    """Rows that both touch and none of `without` does: from one buffer into the other, values and optimizer state."""
+    pairs = zip(rows(before), rows(batch))
+    return tuple(Effect("copy", new, old, batches=(before, batch), without=without) for old, new in pairs)
 
 
 def sweep(batch: int) -> tuple[Effect, ...]:

@@ -28,6 +28,9 @@ class Options:
     """Later batches are prepared from the end of a batch's compute on, when a host that computes itself has least to do.
     Otherwise from the first rows of the next batch on: where an accelerator computes, the host is needed at the boundary."""
 
+    early_retrieve: bool = False
+    """Rows are retrieved while the batch before last is still being written back: what it touched comes from its buffer, which is
+    then a third one beside those of the batch that computes and of the one that is retrieved."""
     evicts: bool = False
     """Rows are evicted, before any batch: under every schedule the same ones."""
 

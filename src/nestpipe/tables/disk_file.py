@@ -1,4 +1,4 @@
-"""A scratch file of records' bytes: opened past the page cache, grown in steps, read and written in bulk.
+"""A scratch file of records' bytes: opened past the page cache and grown in steps.  Channels read and write it.
 
 The file is unlinked as soon as it is open, so that no crash leaves it behind; its space comes back when the process ends.
 """
@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import tempfile
 import weakref
 from pathlib import Path
 
-import numpy as np
-
-from nestpipe.tables.preads import Preads
-from nestpipe.tables.uring import Ring
-
 BLOCK = 4096
 """Writes are multiples of this; so are reads where the disk cannot address less."""
-PIECE = 1 << 18
-"""Long transfers are cut into pieces of this many bytes, so that several are in flight."""
 _AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -31,17 +23,12 @@ class DiskTierError(OSError):
 
 
 class DiskFile:
-    """`memory` is the one block of DRAM that bytes move from and to: io_uring wants to know it beforehand."""
-
-    def __init__(self, directory: str, name: str, label: str, memory_bytes: int, io: str = "auto") -> None:
+    def __init__(self, directory: str, name: str, label: str) -> None:
         self.label = label
         """What the file holds, for errors."""
         self.bytes = 0
-        self.memory = np.frombuffer(mmap.mmap(-1, memory_bytes), np.uint8)
         self.path, self.fd = _open_scratch(directory, name)
         self._close = weakref.finalize(self, os.close, self.fd)
-        self._io = _open_io(io, self.memory)
-        self.io = self._io.name
         self.align = _least_read(self.fd)
         """What offsets and lengths of reads must be multiples of."""
 
@@ -58,23 +45,10 @@ class DiskFile:
         self.bytes += by
         return by
 
-    def move(self, writing: bool, offsets: np.ndarray, lengths: np.ndarray, spots: np.ndarray) -> np.ndarray:
-        """Moves lengths[i] bytes between offsets[i] of the file and spots[i] of the memory.  Returns as `Ring.transfer`."""
-        if not self._close.alive:  # its number may be another file's by now
+    def check_open(self) -> None:
+        """DiskTierError after `close`: the number may be another file's by now."""
+        if not self._close.alive:
             raise DiskTierError(f"{self.path} ({self.label}): used after it was closed")
-        return self._io.transfer(writing, self.fd, offsets, lengths, spots)
-
-    def move_run(self, writing: bool, offset: int, length: int, spot: int) -> None:
-        """Moves one long run of bytes in pieces.  DiskTierError if not all of it arrives."""
-        starts = np.arange(0, length, PIECE)
-        lengths = np.minimum(PIECE, length - starts)
-        moved = self.move(writing, offset + starts, lengths, spot + starts)
-        for i in np.flatnonzero(moved != lengths)[:1]:
-            verb = "writing" if writing else "reading"
-            doing = f"{verb} {lengths[i]} bytes at {offset + starts[i]}"
-            if moved[i] < 0:
-                raise self.failed(-int(moved[i]), doing, int(lengths[i]))
-            raise DiskTierError(f"{self.path} ({self.label}): {doing}: only {moved[i]} bytes moved: {_TRUNCATED}")
 
     def failed(self, problem: int, doing: str, needed: int) -> DiskTierError:
         """The error for a transfer or growth that gave error number `problem`."""
@@ -92,11 +66,10 @@ class DiskFile:
         where = f"{self.path} ({self.label}): {what}: reading {length} bytes at {offset}"
         if moved < 0:
             return DiskTierError(f"{where} failed: {os.strerror(-moved)}")
-        return DiskTierError(f"{where} gave only {moved}: {_TRUNCATED}")
+        return DiskTierError(f"{where} gave only {moved}: {TRUNCATED}")
 
     def close(self) -> None:
         """Gives the space back.  The file cannot be used after it."""
-        self._io.close()
         self._close()
 
     def _allocate(self, by: int) -> None:
@@ -109,7 +82,7 @@ class DiskFile:
             os.truncate(self.fd, self.bytes + by)
 
 
-_TRUNCATED = "the file was truncated from outside; restart from a checkpoint"
+TRUNCATED = "the file was truncated from outside; restart from a checkpoint"
 
 
 def _open_scratch(directory: str, name: str) -> tuple[str, int]:
@@ -143,19 +116,6 @@ def _least_read(fd: int) -> int:
         return BLOCK
     said = not failed and answer[0] & _STATX_DIOALIGN
     return min(BLOCK, max(512, answer[39])) if said and answer[39] else BLOCK  # word 39: stx_dio_offset_align
-
-
-def _open_io(io: str, memory: np.ndarray) -> Ring | Preads:
-    """`io`: "io_uring", "threads", or "auto" for the first that works here."""
-    if io not in ("auto", "io_uring", "threads"):
-        raise ValueError(f"io must be auto, io_uring or threads, not {io!r}")
-    if io != "threads":
-        try:
-            return Ring(memory)
-        except OSError as error:
-            if io == "io_uring":
-                raise DiskTierError(f"{error.strerror}; io=threads works everywhere") from None
-    return Preads(memory)
 
 
 def _mb(count: int) -> str:

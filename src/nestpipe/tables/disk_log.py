@@ -3,16 +3,22 @@
 Rows that leave DRAM are appended, however they were numbered, so a write is one long run and small records lie side by side: no
 padding to sectors, no reading before writing.  The row's old record is dead from then on.  When room is short, the segments with
 the fewest live records are copied together; the file stays below 1.5 times the live records, plus one step of growth.
+
+One thread may read while another writes.  A read goes to the places that rows had when it began, and what lies there stays until
+it ends: records are never changed, and a segment that was left meanwhile is used again only after it (`limbo`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
 
 from nestpipe.tables import disk_kernels as kernels
+from nestpipe.tables.disk_channel import DiskChannel
 from nestpipe.tables.disk_file import BLOCK, DiskFile, DiskTierError
+from nestpipe.tables.limbo import Limbo
 
 SEGMENT_BYTES = 1 << 20
 STAGING_BYTES = 4 << 20
@@ -27,7 +33,7 @@ _LEAST_SEGMENTS = 16
 
 
 class DiskLog:
-    """Appends, reads and releases records by place.  One thread at a time.
+    """Appends, reads and releases records by place.  One thread reads at a time, and one does all the rest.
 
     A failed `append` or `make_room` leaves all records as they were.
     """
@@ -52,9 +58,19 @@ class DiskLog:
         # A read of one record may have to take in a block more at either end.
         self._staging_bytes = max(STAGING_BYTES, self.segment_bytes, self.record_bytes + 2 * BLOCK)
         self._staging_bytes = -(-self._staging_bytes // BLOCK) * BLOCK
-        self.file = DiskFile(directory, name, label, self._staging_bytes + self.segment_bytes, io)
-        memory = self.file.memory.view(np.uint32)
-        self._staging, self._segment = memory[: self._staging_bytes // 4], memory[self._staging_bytes // 4 :]
+        self.file = DiskFile(directory, name, label)
+        self._reading = DiskChannel(self.file, self._staging_bytes, io)
+        self._writing = DiskChannel(self.file, 2 * self.segment_bytes, io)
+        self.io = self._reading.io
+        self._staging = self._reading.memory.view(np.uint32)
+        """What `read` brings in."""
+        words_per_segment = self.segment_bytes // 4
+        memory = self._writing.memory.view(np.uint32)
+        self._segment, self._cleaned = memory[:words_per_segment], memory[words_per_segment:]
+        """The open segment as it is on disk, and one that is being cleaned."""
+        self.moving = threading.Lock()
+        """Held while rows change their places, and while they are looked up for a read that is then begun."""
+        self._limbo = Limbo()
         self._live = np.zeros(0, np.int64)
         self._closed = np.zeros(0, np.bool_)
         self._generations = np.zeros(0, np.int64)
@@ -73,7 +89,10 @@ class DiskLog:
         """Sees to it that `count` records can be appended; `where` is followed and changed where rows have to move."""
         needed = -(-max(0, count - (self.per_segment - self._filled)) // self.per_segment)
         needed += 1  # one stays free, for the next cleaning to write to
-        while len(self._free) < needed and self.live < FULLNESS * self.per_segment * np.count_nonzero(self._closed):
+        self._free += self._limbo.take()
+        while len(self._free) + len(
+            self._limbo
+        ) < needed and self.live < FULLNESS * self.per_segment * np.count_nonzero(self._closed):
             self.clean(int(np.argmin(np.where(self._closed, self._live, self.per_segment + 1))), where)
         if len(self._free) < needed:
             self._grow(needed - len(self._free))
@@ -104,7 +123,7 @@ class DiskLog:
                 start = self._filled * self.record_bytes // BLOCK * BLOCK
                 stop = -(-(self._filled + count) * self.record_bytes // BLOCK) * BLOCK
                 offset = self._open * self.segment_bytes + start
-                self.file.move_run(True, offset, stop - start, self._staging_bytes + start)
+                self._writing.move_run(True, offset, stop - start, start)
                 places[done:end] = np.arange(place, place + count)
                 kernels.count_places(places[done:end], self.per_segment, 1, self._live, np.empty(0, np.int64))
                 self.live += count
@@ -115,6 +134,13 @@ class DiskLog:
             raise
         self.rows_written += len(rows)
         return places
+
+    def begin_read(self) -> None:
+        """To be called under `moving`, with the places looked up: they may be read until `end_read`."""
+        self._limbo.begin()
+
+    def end_read(self) -> None:
+        self._limbo.end()
 
     def read(
         self, places: np.ndarray, rows: np.ndarray, index: np.ndarray, values: np.ndarray, state: np.ndarray
@@ -142,17 +168,17 @@ class DiskLog:
                 spots,
                 read_of,
             )
-            moved = self.file.move(False, starts[:reads], lengths[:reads], into[:reads])
+            moved = self._reading.move(False, starts[:reads], lengths[:reads], into[:reads])
             part = order[done : done + records]
             for r in np.flatnonzero(moved != lengths[:reads])[:1]:
                 i = part[np.searchsorted(read_of[:records], r)]
                 raise self.file.short(self._name_of(int(rows[i])), int(starts[r]), int(lengths[r]), int(moved[r]))
-            self._decode(spots[:records], part, rows, places, index, values, state)
+            self._decode(self._staging, spots[:records], part, rows, places, index, values, state)
             done += records
         self.rows_read += size
 
     def release(self, places: np.ndarray) -> None:
-        """The records at these places are dead."""
+        """The records at these places are dead.  Under `moving`, together with where their rows are now."""
         emptied = np.empty(len(places), np.int64)
         count = kernels.count_places(places, self.per_segment, -1, self._live, emptied)
         self.live -= len(places)
@@ -162,13 +188,17 @@ class DiskLog:
 
     def nbytes(self) -> int:
         """DRAM: buffers, and 17 bytes per segment."""
-        return self.file.memory.nbytes + self._live.nbytes + self._closed.nbytes + self._generations.nbytes
+        buffers = self._reading.memory.nbytes + self._writing.memory.nbytes
+        return buffers + self._live.nbytes + self._closed.nbytes + self._generations.nbytes
 
     def close(self) -> None:
+        self._reading.close()
+        self._writing.close()
         self.file.close()
 
     def _decode(
         self,
+        words: np.ndarray,
         spots: np.ndarray,
         order: np.ndarray,
         rows: np.ndarray,
@@ -178,7 +208,7 @@ class DiskLog:
         state: np.ndarray,
     ) -> None:
         wrong = kernels.decode(
-            self._staging,
+            words,
             spots,
             order,
             rows,
@@ -198,21 +228,23 @@ class DiskLog:
         place = segment * self.per_segment
         assert self._closed[segment] and self._live[segment] > 0, segment
         length = -(-self.per_segment * self.record_bytes // self.file.align) * self.file.align
-        self.file.move_run(False, segment * self.segment_bytes, length, 0)
+        self._writing.move_run(False, segment * self.segment_bytes, length, self.segment_bytes)
         rows, numbers = np.empty(self.per_segment, np.int64), np.empty(self.per_segment, np.int64)
-        count = kernels.live_records(self._staging, place, self.per_segment, self.record_words, where, rows, numbers)
+        count = kernels.live_records(self._cleaned, place, self.per_segment, self.record_words, where, rows, numbers)
         if count != self._live[segment]:  # a damaged row number: its row would be lost without a word
             raise self._corrupt(f"one of {self._live[segment]} rows", place)
         rows, numbers, each = rows[:count], numbers[:count], np.arange(count)
         values, state = (np.empty((count, width), np.uint32) for width in self._words)
-        self._decode(numbers * self.record_bytes, each, rows, place + numbers, each, values, state)
+        self._decode(self._cleaned, numbers * self.record_bytes, each, rows, place + numbers, each, values, state)
         places = self.append(rows, each, values, state)
         self.rows_written -= count
         self.rows_moved += count
-        kernels.move_home(where, rows, places)
-        self.release(place + numbers)
+        with self.moving:
+            kernels.move_home(where, rows, places)
+            self.release(place + numbers)
 
     def _open_segment(self) -> None:
+        self._free += self._limbo.take()
         if not self._free:
             self._grow(1)
         if self._open >= 0:
@@ -225,9 +257,21 @@ class DiskLog:
 
     def _free_segment(self, segment: int) -> None:
         self._closed[segment] = False
-        self._free.append(segment)
+        self._limbo.put(segment)
+        self._free += self._limbo.take()
 
     def _grow(self, least: int) -> None:
+        """Free segments, `least` of them: new ones, or on a full disk those that a read has kept from being used."""
+        try:
+            self._lengthen(least)
+        except DiskTierError:
+            self._limbo.wait()
+            freed = self._limbo.take()
+            self._free += freed
+            if len(freed) < least:
+                raise
+
+    def _lengthen(self, least: int) -> None:
         have = len(self._live)
         step = max(least, have // GROWTH, _LEAST_SEGMENTS)
         got = self.file.grow(step * self.segment_bytes, least * self.segment_bytes) // self.segment_bytes

@@ -54,6 +54,11 @@ class TableGroup:
         return state.view(self.life_dtype)[:, self.optimizer_width : self.optimizer_width + 2]
 
     @property
+    def kept_width(self) -> int:
+        """Of these, what a checkpoint keeps: all but the stamp, which says nothing to another process."""
+        return self.state_width - self.stamped
+
+    @property
     def row_bytes(self) -> int:
         return self.dim * self.dtype.itemsize
 

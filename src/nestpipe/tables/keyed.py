@@ -9,6 +9,7 @@ import numpy as np
 from nestpipe.keys.index import Found, HashIndex
 from nestpipe.keys.mixing import mix
 from nestpipe.tables import kernels
+from nestpipe.tables.cut import Changes, Cut
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.sightings import Sightings
 
@@ -27,6 +28,7 @@ class KeyedRows(ABC):
         )
         self._normal = np.array([t.init == "normal" for t in group.tables])
         self._scales = np.array([t.init_scale for t in group.tables], np.float64)
+        self._changes: Changes | None = None
         waits = group.life is not None and group.life.admit_after > 1
         self.sightings = Sightings() if waits else None
         """Of keys that have no row yet, where rows are not given to all."""
@@ -61,16 +63,9 @@ class KeyedRows(ABC):
         `found`: what `retrieve` of the same keys returned; without it every key is looked up once more.
         """
 
-    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        """Gives up the rows of these keys, all of which have one (no key twice).  Their slots will be used again.
-
-        The one way in which rows leave a store.
-        """
-        self._give_up(tables, keys)
-
     @abstractmethod
-    def _give_up(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        """`remove`, where the rows lie."""
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        """Gives up the rows of these keys, all of which have one (no key twice).  Their slots will be used again."""
 
     @property
     @abstractmethod
@@ -80,6 +75,26 @@ class KeyedRows(ABC):
     @abstractmethod
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values [n, D] and state [n, S] of the given slots, as copies."""
+
+    @abstractmethod
+    def _copy(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `read`, for a thread that is changing the store."""
+
+    def follow_changes(self) -> None:
+        """From now on it is known which rows change, so that cuts can be made."""
+        self._changes = Changes(self.index, self._copy)
+
+    def _note_removal(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        """Before rows go: a cut may still want them."""
+        if self._changes is not None:
+            slots = self.index.find(keys, tables)
+            self._changes.removing(tables, keys, slots[slots >= 0])
+
+    def cut(self, full: bool) -> Cut:
+        """The rows as they are now: all, or those that changed since the last cut.  Between two batches, when nothing is being
+        written; its parts are copied from another thread while training goes on."""
+        assert self._changes is not None, "follow_changes comes first"
+        return self._changes.cut(self.read, full)
 
     @abstractmethod
     def nbytes(self) -> int:

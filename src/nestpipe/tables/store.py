@@ -53,11 +53,14 @@ class RowStore(KeyedRows):
     ) -> None:
         slots = self.index.settle(keys, tables, found)
         self.values.reserve(self.index.slots_used)
+        if self._changes is not None:
+            self._changes.changing(slots)
         kernels.scatter(values, slots, self.values.rows)
         if state.shape[1]:
             kernels.scatter(state, slots, self.state.rows)
 
-    def _give_up(self, tables: np.ndarray, keys: np.ndarray) -> None:
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        self._note_removal(tables, keys)
         slots = self.index.delete(keys, tables)
         self.state.rows[slots] = 0  # nobody is there: a sweep must see it
 
@@ -66,7 +69,14 @@ class RowStore(KeyedRows):
         return self.group.life_in(self.state.rows)
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.values.rows[slots], self.state.rows[slots]
+        values = np.empty((len(slots), self.group.dim), self.group.dtype)
+        state = np.empty((len(slots), self.group.state_width), self.group.dtype)
+        kernels.gather(self.values.rows, slots, values)  # without the GIL
+        if state.shape[1]:
+            kernels.gather(self.state.rows, slots, state)
+        return values, state
+
+    _copy = read
 
     def nbytes(self) -> int:
         used = self.index.slots_used

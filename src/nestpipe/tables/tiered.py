@@ -49,7 +49,8 @@ class TieredRowStore(KeyedRows):
     """Bit for bit as `RowStore`, with at most `tier.dram_rows` rows in DRAM.  Index and whereabouts of all rows stay there, too.
 
     A row is either in DRAM or on disk, never in both: only trained rows enter DRAM, so a copy on disk would be stale at once.
-    `retrieve` and `read` change nothing.  Any thread may call; one lock, held without the GIL.
+    `retrieve` and `read` change nothing.  Any thread may call.  One reads at a time and one writes, and neither waits for the
+    other's disk: `disk.moving` is held only while rows change their places in memory, or are looked up there.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class TieredRowStore(KeyedRows):
             io,
             segment_bytes,
         )
-        self._lock = threading.Lock()
+        self._reading, self._writing = threading.Lock(), threading.Lock()
 
     def retrieve(
         self,
@@ -90,19 +91,21 @@ class TieredRowStore(KeyedRows):
         state: np.ndarray,
         skip: np.ndarray | None = None,
     ) -> Found:
-        with self._lock:
-            found = self.index.look(keys, tables)
-            wanted, missing = self._wanted(found.slots, skip)
-            self._fetch(wanted, values, state)
+        found = self.index.look(keys, tables)
+        wanted, missing = self._wanted(found.slots, skip)
+        homeless = self._fetch(wanted, values, state)
+        if len(homeless):  # their first writeback is under way and not over
+            missing = np.concatenate([missing, homeless])
         self.begin(missing, tables, keys, values, state)
         return found
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values = np.empty((len(slots), self.group.dim), self.group.dtype)
         state = np.empty((len(slots), self.group.state_width), self.group.dtype)
-        with self._lock:
-            self._fetch(slots, values, state)
+        self._fetch(slots, values, state)
         return values, state
+
+    _copy = read
 
     def writeback(
         self,
@@ -116,27 +119,33 @@ class TieredRowStore(KeyedRows):
 
         On a DiskTierError the store is as it was before the call.
         """
-        with self._lock:
+        with self._writing:
             rows = self.index.settle(keys, tables, found)
             try:
                 self._where.reserve(self.index.slots_used)
+                if self._changes is not None:
+                    self._changes.changing(rows)
                 self._put(rows, values, state)
                 if self._life is not None:
                     life_kernels.keep_life(self.group.life_in(state), self._life.rows, rows)
             except (OSError, MemoryError):
                 unborn = self._where.rows[rows] == 0
+                if self._changes is not None:
+                    self._changes.flags.rows[rows[unborn]] = 0
                 self.index.delete(keys[unborn], tables[unborn])
                 raise
 
-    def _give_up(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        with self._lock:
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        with self._writing:
+            self._note_removal(tables, keys)
             rows = self.index.delete(keys, tables)
-            slots, places = self._locate(rows)
-            self.disk.release(places[places >= 0])
-            self._hot.remove(slots[slots >= 0], rows)
-            self._where.rows[rows] = 0
-            if self._life is not None:
-                self._life.rows[rows] = 0
+            with self.disk.moving:
+                slots, places = self._locate(rows)
+                self.disk.release(places[places >= 0])
+                self._hot.remove(slots[slots >= 0], rows)
+                self._where.rows[rows] = 0
+                if self._life is not None:
+                    self._life.rows[rows] = 0
 
     @property
     def life(self) -> np.ndarray:
@@ -153,22 +162,29 @@ class TieredRowStore(KeyedRows):
         return self._bookkeeping() / max(1, len(self))
 
     def close(self) -> None:
-        with self._lock:
+        with self._writing, self._reading:
             self.disk.close()
 
     def _bookkeeping(self) -> int:
         per_row = 8 + (0 if self._life is None else 2 * self._life.rows.itemsize)
         return self.index.nbytes() + per_row * self.index.slots_used + self._hot.nbytes()
 
-    def _fetch(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
-        """Fills values and state of all rows that are not negative."""
-        slots, places = self._locate(rows)
-        kernels.gather(self._values.rows, slots, values)
-        if state.shape[1]:
-            kernels.gather(self._state.rows, slots, state)
-        cold = np.flatnonzero(places >= 0)
-        if len(cold):
-            self.disk.read(places[cold], rows[cold], cold, values, state)
+    def _fetch(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """Fills values and state of all rows that are not negative.  Returns the places of those that have none."""
+        with self._reading:
+            with self.disk.moving:
+                slots, places = self._locate(rows)
+                kernels.gather(self._values.rows, slots, values)
+                if state.shape[1]:
+                    kernels.gather(self._state.rows, slots, state)
+                self.disk.begin_read()
+            try:
+                cold = np.flatnonzero(places >= 0)
+                if len(cold):
+                    self.disk.read(places[cold], rows[cold], cold, values, state)
+            finally:
+                self.disk.end_read()
+        return np.flatnonzero((rows >= 0) & (slots < 0) & (places < 0))
 
     def _put(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
         slots, places = self._locate(rows)
@@ -188,18 +204,19 @@ class TieredRowStore(KeyedRows):
             self.disk.release(through_places)
             raise
 
-        _, places = self._locate(rows)  # again: make_room may have moved some
-        self.disk.release(places[places >= 0])
-        disk_kernels.move_home(where, leaving, leaving_places)
-        disk_kernels.move_home(where, rows[through], through_places)
-        disk_kernels.move_in(where, rows[entering], taken)
-        self._hot.fill(taken, rows[entering])
-        self._hot.touch(slots[hits])
-        slots[entering] = taken
-        kept = np.concatenate([hits, entering])
-        kernels.copy_rows(values, kept, self._values.rows, slots[kept])
-        if state.shape[1]:
-            kernels.copy_rows(state, kept, self._state.rows, slots[kept])
+        with self.disk.moving:
+            _, places = self._locate(rows)  # again: make_room may have moved some
+            self.disk.release(places[places >= 0])
+            disk_kernels.move_home(where, leaving, leaving_places)
+            disk_kernels.move_home(where, rows[through], through_places)
+            disk_kernels.move_in(where, rows[entering], taken)
+            self._hot.fill(taken, rows[entering])
+            self._hot.touch(slots[hits])
+            slots[entering] = taken
+            kept = np.concatenate([hits, entering])
+            kernels.copy_rows(values, kept, self._values.rows, slots[kept])
+            if state.shape[1]:
+                kernels.copy_rows(state, kept, self._state.rows, slots[kept])
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         slots, places = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)

@@ -87,7 +87,7 @@ class Figures:
     cores: int = 1
     """That a worker may use, if all workers of its machine use as many."""
     storage_ms: float = 0.0
-    """retrieve and writeback under `serial`, on the slowest worker."""
+    """The longer of retrieve and writeback, which have lanes of their own, under `serial`, on the slowest worker."""
     disk: Disk | None = None
     new_rows: float = 0.0
     """Share of a step's rows that no step had touched before."""
@@ -310,7 +310,7 @@ def _all_reduce(figures: Figures, base: Variant) -> list[str]:
 def _lookup(figures: Figures, base: Variant) -> str:
     small = figures.storage_ms < SMALL * base.step_ms
     if figures.disk is None and small:
-        return f"lookup: rows come from DRAM and go back in {ms(figures.storage_ms)} ms a step: dbp has little to hide"
+        return f"lookup: rows come from DRAM, or go back, in at most {ms(figures.storage_ms)} ms a step: dbp has little to hide"
     shown = _hiding(figures, base, LOOKING_AHEAD)
     told = _hidden(figures.serial, shown, "lookup")
     if figures.disk is None:

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from nestpipe.comm.world import World
+from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError, Source
-from nestpipe.data.stream import Stream
+from nestpipe.data.stream import Position
 from nestpipe.models.kinds import make_model
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.config import TableDefaults
@@ -77,6 +78,7 @@ def make_pipeline(
         clustering=recipe.pipeline.clustering,
         look_ahead=recipe.pipeline.look_ahead,
         early_prepare=recipe.pipeline.early_prepare,
+        early_retrieve=recipe.pipeline.early_retrieve,
         early_reduce=recipe.pipeline.early_reduce,
         early_update=recipe.pipeline.early_update,
         late_weights=recipe.pipeline.late_weights,
@@ -99,7 +101,22 @@ def _bytes(megabytes: float | None) -> int | None:
     return None if megabytes is None else int(megabytes * 2**20)
 
 
-def train_stream(recipe: Recipe, source: Source, world: World) -> Stream:
+def train_stream(
+    recipe: Recipe,
+    source: Source,
+    world: World,
+    streams: int | None = None,
+    positions: dict[int, Position] | None = None,
+) -> SharedStream:
+    """This worker's batches; of a run that goes on, from `positions` of as many `streams` as it began with."""
     section = recipe.train
     epochs = section.epochs if section.epochs or section.steps else 1
-    return Stream(source, section.batch_size, rank=world.rank, workers=world.size, epochs=epochs)
+    return SharedStream(
+        source,
+        section.batch_size,
+        rank=world.rank,
+        workers=world.size,
+        streams=streams,
+        epochs=epochs,
+        positions=positions,
+    )

@@ -7,6 +7,7 @@ error that started it all and not the consequences on other workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -15,9 +16,10 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -42,8 +44,18 @@ class LaunchError(RuntimeError):
     """A worker failed; the message is one line and names it."""
 
 
-def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> None:
-    """Runs `python -m nestpipe ARGUMENTS` on `workers` local processes and waits; they join on loopback."""
+def launch(
+    arguments: Sequence[str],
+    workers: int,
+    port: int | None = None,
+    max_restarts: int = 0,
+    orderly_seconds: float | None = None,
+) -> None:
+    """Runs `python -m nestpipe ARGUMENTS` on `workers` local processes and waits; they join on loopback.
+
+    When one fails, all are started again, at most `max_restarts` times.  `orderly_seconds`: what workers have to end in by
+    themselves after SIGTERM; None: they are ended at once.
+    """
     if port is not None:
         _check_free(port)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -56,20 +68,22 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
         rdzv_backend="c10d",
         rdzv_endpoint=f"127.0.0.1:{port or 0}",
         local_addr="127.0.0.1",
-        max_restarts=0,
+        max_restarts=max_restarts,
         monitor_interval=0.2,
         run_id=f"nestpipe-{os.getpid()}",
         logs_specs=DefaultLogsSpecs(
             os.devnull
         ),  # workers write to our terminal; torch would leave empty folders in /tmp
         # Not SIGINT, which torch would pass on: a worker that is just starting would answer it with a traceback.
-        signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+        signals_to_handle="SIGHUP,SIGQUIT" if orderly_seconds else "SIGTERM,SIGHUP,SIGQUIT",
         shutdown_timeout=END_SECONDS,
     )
     # When a worker fails, torch waits up to 30 s for the others, and has no setting for it.  A stopped one never ends.
     PContext.close.__defaults__ = (None, END_SECONDS)
     with tempfile.TemporaryDirectory(prefix="nestpipe-") as folder:
         os.environ[REPORTS] = folder
+        if orderly_seconds is not None:
+            signal.signal(signal.SIGTERM, functools.partial(_pass_on, orderly_seconds + END_SECONDS))
         try:
             elastic_launch(config, sys.executable)("-u", "-m", "nestpipe", *arguments)
         except ChildFailedError as error:
@@ -82,12 +96,42 @@ def launch(arguments: Sequence[str], workers: int, port: int | None = None) -> N
 
 def _end_workers() -> None:
     """A signal may come after torch has started a worker and before it has noted it: whoever is left is ended and waited for."""
+    for worker in _workers():
+        with contextlib.suppress(OSError):
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+
+
+def _pass_on(seconds: float, number: int, frame: object) -> None:
+    """SIGTERM to all workers, who then end by themselves; a second one ends this process and them at once.
+
+    So does a worker that is started anew in spite of it, because another ended badly, and one that takes too long.
+    """
+    signal.signal(number, _give_up)
+    told = set(_workers())
+    for worker in told:
+        with contextlib.suppress(OSError):
+            os.kill(worker, number)
+
+    def see_to_it() -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and told.issuperset(_workers()):
+            time.sleep(0.2)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=see_to_it, name="nestpipe-stopping", daemon=True).start()
+
+
+def _give_up(number: int, frame: object) -> None:
+    raise SignalException(f"process {os.getpid()} got {number}", signal.Signals(number))
+
+
+def _workers() -> Iterator[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid() and b"\0nestpipe\0" in (process / "cmdline").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
-                os.waitpid(int(process.name), 0)
+                yield int(process.name)
 
 
 def join(timeout: float) -> World:
@@ -156,14 +200,18 @@ def report_failure(error: BaseException, message: str) -> bool:
     lost = isinstance(error, PeerLost)
     report = Report(message, lost, lost and " waited " in message, time.time())
     with contextlib.suppress(OSError):  # the parent still sees the exit code
-        temporary = Path(folder) / f".{os.environ['RANK']}"
+        name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{os.environ['RANK']}"
+        temporary = Path(folder) / f".{name}"
         temporary.write_text(json.dumps(asdict(report)))
-        temporary.rename(Path(folder) / f"{os.environ['RANK']}.json")
+        temporary.rename(Path(folder) / f"{name}.json")
     return True
 
 
 def _reports(folder: Path) -> dict[int, Report]:
-    return {int(path.stem): Report(**json.loads(path.read_text())) for path in folder.glob("*.json")}
+    """By rank; of the last start, where workers were started several times."""
+    found = {path: tuple(map(int, path.stem.split("-"))) for path in folder.glob("*.json")}
+    last = max((start for start, _ in found.values()), default=0)
+    return {rank: Report(**json.loads(path.read_text())) for path, (start, rank) in found.items() if start == last}
 
 
 def as_peer_lost(error: Exception) -> Exception:

@@ -286,8 +286,9 @@ def _figures(
     counts = (mine.micro_batches, 1)
     serial = next(p for p in wanted if p.schedule == "serial" and p.only is None and p.micro_batches in counts)
     storage = [
-        statistics.median(_sum(taken[serial].stages, GROUPS["lookup"], "busy_ms") for taken in rounds)
+        statistics.median(_sum(taken[serial].stages, (stage,), "busy_ms") for taken in rounds)
         for rounds in ranks
+        for stage in GROUPS["lookup"]
     ]
     compute = [
         statistics.median(_sum(taken[mine].stages, GROUPS["compute"], "busy_ms") for taken in rounds)

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from nestpipe.train.sections import (
     SECTIONS,
+    CheckpointSection,
     DenseSection,
     EvalSection,
     MemorySection,
@@ -50,6 +51,7 @@ class Recipe:
     memory: MemorySection = field(default_factory=MemorySection)
     train: TrainSection = field(default_factory=TrainSection)
     eval: EvalSection = field(default_factory=EvalSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
 
     def to_toml(self) -> str:
         """The recipe with every default written out; reading it gives an equal recipe."""
@@ -86,6 +88,14 @@ def load_recipe(
         _override(values, override)
     values.setdefault("name", file.stem)
     return make_recipe(values, data_kinds, model_kinds)
+
+
+def parse_recipe(text: str, data_kinds: Mapping[str, type], model_kinds: Mapping[str, type]) -> Recipe:
+    """The recipe that `to_toml` has written."""
+    try:
+        return make_recipe(tomllib.loads(text), data_kinds, model_kinds)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"not a recipe: {error}") from error
 
 
 def make_recipe(values: dict[str, Any], data_kinds: Mapping[str, type], model_kinds: Mapping[str, type]) -> Recipe:

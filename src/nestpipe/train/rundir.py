@@ -26,10 +26,16 @@ class RunDirectory:
     workers start, as the default has the time in it.
     """
 
-    def __init__(self, recipe: Recipe, path: str | Path | None = None, rank: int = 0) -> None:
+    def __init__(
+        self, recipe: Recipe, path: str | Path | None = None, rank: int = 0, resumed_at: int | None = None
+    ) -> None:
+        """`resumed_at`: the run is there already and goes on after so many steps; what it logged of later ones is dropped."""
         self.path = default_path(recipe.name) if path is None else Path(path)
         self._writes = rank == 0
-        if self._writes:
+        if self._writes and resumed_at is not None:
+            self._go_back_to(resumed_at)
+            self._write("recipe.toml", recipe.to_toml())
+        elif self._writes:
             with _one_line(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
                 if any(self.path.iterdir()):
@@ -37,6 +43,14 @@ class RunDirectory:
                 # "x" and not "w": of two runs that start in one directory at the same time, one gets it.
                 with (self.path / "recipe.toml").open("x", encoding="utf-8") as file:
                     file.write(recipe.to_toml())
+
+    def _go_back_to(self, step: int) -> None:
+        path = self.path / "metrics.jsonl"
+        with _one_line(path):
+            (self.path / "summary.json").unlink(missing_ok=True)
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [line for line in lines if _step_of(line) <= step]
+        self._write("metrics.jsonl", "".join(line + "\n" for line in kept))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; it is in the file when this returns.  nan and infinity become null."""
@@ -76,6 +90,15 @@ class RunDirectory:
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def _step_of(line: str) -> float:
+    """Of a line of metrics.jsonl; one that is torn or not ours counts as after everything."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf
 
 
 def default_path(name: str) -> Path:

@@ -168,6 +168,9 @@ class PipelineSection:
     early_prepare: bool | None = None
     """Prepare later batches from the end of a batch's compute on, in dbp and nested; false: from the next batch's first rows on;
     none = where the host itself computes, as it has least to do then."""
+    early_retrieve: bool | None = None
+    """Retrieve rows while those of the batch before last are still being written back, in dbp and nested: three row buffers
+    instead of two; none = where tables.disk_path is given."""
     early_reduce: bool = True
     """Sum dense gradients over the workers while the last backward pass still runs; false for re-entrant checkpointing."""
     early_update: bool = True
@@ -247,6 +250,39 @@ class EvalSection:
             raise ValueError(f"eval.top_k must be different whole numbers from 1 up, not {list(self.top_k)}")
 
 
+@dataclass(frozen=True)
+class CheckpointSection:
+    """When to write checkpoints, and how many to keep: none unless `every_steps`, `every_minutes` or `best` is set."""
+
+    every_steps: int | None = None
+    """Steps between checkpoints; none = not by steps."""
+    every_minutes: float | None = None
+    """Minutes between checkpoints; none = not by time."""
+    keep: int = 3
+    """Checkpoints that are kept, beside what they stand on and the best."""
+    full_every: int = 10
+    """Every so many checkpoints one has all rows; the others have those that changed since the one before, and stand on it."""
+    best: str | None = None
+    """Held-out metric, such as auc: a checkpoint is written when an evaluation finds the best so far, and that one is kept."""
+    path: str | None = None
+    """Directory that all workers share; none = checkpoints/ in the run directory."""
+    stop_seconds: float = 60.0
+    """After SIGTERM: what a run has to finish its batch and to write a checkpoint, before it is ended."""
+
+    def __post_init__(self) -> None:
+        for key in ("every_steps", "keep", "full_every"):
+            _at_least(f"checkpoint.{key}", getattr(self, key), 1)
+        _above_zero("checkpoint.every_minutes", self.every_minutes)
+        _above_zero("checkpoint.stop_seconds", self.stop_seconds)
+        for key in ("best", "path"):
+            if getattr(self, key) == "":
+                raise ValueError(f"checkpoint.{key} is empty: give it a name or leave it out")
+
+    @property
+    def on(self) -> bool:
+        return bool(self.every_steps or self.every_minutes or self.best)
+
+
 SECTIONS: dict[str, type] = {
     "tables": TablesSection,
     "dense": DenseSection,
@@ -254,6 +290,7 @@ SECTIONS: dict[str, type] = {
     "memory": MemorySection,
     "train": TrainSection,
     "eval": EvalSection,
+    "checkpoint": CheckpointSection,
 }
 
 

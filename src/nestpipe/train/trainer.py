@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from nestpipe.engine.micro_plan import MicroPlan
 from nestpipe.engine.tuner import Choice, Tuner
 from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
+from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
 from nestpipe.train.digest import digest
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
@@ -24,6 +27,7 @@ from nestpipe.train.memory import Returns, memory_of
 from nestpipe.train.metrics import ClickMetrics
 from nestpipe.train.recipe import Recipe
 from nestpipe.train.rundir import RunDirectory
+from nestpipe.train.signals import ending_orderly
 from nestpipe.train.tracing import gather_trace, kept_if_it_fails, write_trace
 
 SETTLING_STEPS = 5
@@ -38,15 +42,26 @@ def train(
     quiet: bool = False,
     check_staleness: bool = False,
     trace: str | None = None,
+    resumed: Resumed | None = None,
+    goes_on: bool = False,
 ) -> dict[str, Any]:
-    """Trains a recipe on this worker, together with all others; returns the summary, the same on every worker."""
+    """Trains a recipe on this worker, together with all others; returns the summary, the same on every worker.
+
+    `resumed`: the checkpoint of run `run` to go on from; `goes_on` without one: the run was interrupted before its first.
+    """
     torch.set_num_threads(recipe.train.threads)
-    directory = RunDirectory(recipe, run, world.rank)
+    directory = RunDirectory(recipe, run, world.rank, (resumed.step if resumed else 0) if goes_on else None)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
     pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness, trace=trace is not None)
-    stream = train_stream(recipe, source, world)
+    stream = resumed.stream(recipe, source, world) if resumed else train_stream(recipe, source, world)
     pace = Pace(recipe)
+    if resumed is not None:
+        with Display(f"{recipe.name}: reading step {resumed.step}", on=world.rank == 0 and not quiet) as display:
+            go_on(pipeline, resumed, lambda done: display.show(done, "rows"))
+        pace.go_on(resumed.step, resumed.trainer)
+    checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
+    stopped = False
     chosen = NewChoices(pipeline.plan)
     returns = Returns()
     evicted = EvictedFiles(directory.path, world.rank)
@@ -55,8 +70,11 @@ def train(
     with (
         Display(recipe.name, on=world.rank == 0 and not quiet) as display,
         kept_if_it_fails(directory, pipeline.engine.timeline, world),
+        _orderly(checkpoints, lambda: pipeline.wish("stop"), recipe.checkpoint.stop_seconds),
     ):
-        while pace.steps != recipe.train.steps and (step := pipeline.progress(stream)):
+        if resumed is not None:
+            display.say(f"going on from step {resumed.step}")
+        while not pace.over and not stopped and (step := pipeline.progress(stream)):
             if pace.count(step):
                 pipeline.engine.timeline.restart()
             for choice in chosen.new():
@@ -68,20 +86,29 @@ def train(
                 line = {"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)}
                 gone = everybodys(pipeline.sparse.evicted(), world)
                 directory.log({**line, "evicted": gone} if gone else line)
-            if recipe.eval.every and pace.steps % recipe.eval.every == 0:
+            evaluates = bool(recipe.eval.every and pace.steps % recipe.eval.every == 0)
+            if evaluates:
                 with pace.paused():
                     metrics = evaluate(pipeline, held_out, recipe.eval)
                 directory.log({"step": pace.steps, "eval": metrics})
                 display.say(f"step {pace.steps}  {in_words(metrics)}")
+            for saved in checkpoints.after(step, metrics if evaluates else {}, pace.state):
+                directory.log({"step": pace.steps, "checkpoint": vars(saved)})
             display.show(pace.fraction(stream.fraction()), pace.status())
+            stopped = "stop" in step.wishes
         if pace.steps == 0:
             raise DataError(NO_SAMPLES)
-        if not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
+        if not stopped and not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
             metrics = evaluate(pipeline, held_out, recipe.eval)
             directory.log({"step": pace.steps, "eval": metrics})
+        for saved in checkpoints.finish({} if stopped else metrics, pace.state):
+            directory.log({"step": pace.steps, "checkpoint": vars(saved)})
     pipeline.settle()  # first: a lane may be waiting for the stream's next batch
     stream.close()
     evicted.append(pipeline.sparse.take_evicted())
+    if stopped:
+        pipeline.close()
+        return {"recipe": recipe.name, "steps": pace.steps, "run": str(directory.path), "stopped": True}
 
     if trace is not None:
         write_trace(trace, pipeline.engine.timeline, world)
@@ -117,6 +144,11 @@ def train(
     directory.write_summary(summary)
     directory.write_trace(gather_trace(pipeline.engine.timeline, world, few=True))
     return summary
+
+
+def _orderly(checkpoints: Checkpoints, ask: Callable[[], None], seconds: float) -> AbstractContextManager[None]:
+    """A run that can be gone on with ends in order when it is told to; any other at once."""
+    return ending_orderly(ask, seconds) if checkpoints.on else nullcontext()
 
 
 def everybodys(counts: dict[str, int], world: World) -> dict[str, int]:
@@ -155,6 +187,23 @@ class Pace:
         self._paused = 0.0
         self._started = time.perf_counter()
         self._settled: tuple[float, int] | None = None
+        self._began = 0
+
+    @property
+    def over(self) -> bool:
+        return self.total_steps is not None and self.steps >= self.total_steps
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"samples": self.samples, "seconds": self.seconds(), "losses": list(self._losses)}
+
+    def go_on(self, steps: int, state: dict[str, Any]) -> None:
+        """From a checkpoint of `steps` steps."""
+        self.steps = self._began = steps
+        self.samples = int(state.get("samples", 0))
+        self._started -= float(state.get("seconds", 0.0))
+        self._losses.extend(state.get("losses", []))
+        self._settled = self.seconds(), self.samples
 
     def count(self, step: Progress) -> bool:
         """Counts a step; true once, when the first steps are over."""
@@ -164,7 +213,7 @@ class Pace:
         for batch, outputs in zip(step.micros, step.outputs):
             if outputs is not None and batch.labels is not None and outputs.shape == batch.labels.shape:
                 self._scores.update(outputs, batch.labels)
-        if self.steps != SETTLING_STEPS:
+        if self.steps - self._began != SETTLING_STEPS:
             return False
         self._settled = self.seconds(), self.samples
         return True
@@ -187,7 +236,7 @@ class Pace:
         return time.perf_counter() - self._started - self._paused
 
     def samples_per_s(self) -> float:
-        seconds, samples = self._settled if self._settled and self.steps > SETTLING_STEPS else (0.0, 0)
+        seconds, samples = self._settled if self._settled and self.steps - self._began > SETTLING_STEPS else (0.0, 0)
         return (self.samples - samples) / max(self.seconds() - seconds, 1e-9)
 
     def mean_loss(self) -> float:

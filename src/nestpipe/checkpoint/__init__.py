@@ -1,0 +1,1 @@
+"""Checkpoints: tables, dense state, data position and random state of one moment, committed as one."""

@@ -1,0 +1,128 @@
+"""The folder that holds a run's checkpoints: what is committed, what stands on what, what may go.
+
+Names that begin with a dot are work in progress: `.writing-…` becomes a checkpoint by one rename, `.removing-…` was one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
+
+LESS_IS_BETTER = ("loss", "log_loss", "ne")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is committed."""
+
+    path: Path
+    manifest: Manifest
+    digest: str
+
+    @property
+    def base(self) -> Base:
+        """As another one names it that stands on it."""
+        return Base(self.path.name, self.digest)
+
+
+class Folder:
+    """Read by anybody; written by worker 0 alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def steps(self) -> list[int]:
+        """Steps of what looks like a committed checkpoint, ascending."""
+        if not self.path.is_dir():
+            return []
+        found = ((step_of(path.name), path) for path in self.path.iterdir())
+        return sorted(step for step, path in found if step is not None and (path / COMMIT).is_file())
+
+    def read(self, step: int) -> Checkpoint:
+        path = self.path / name_of(step)
+        manifest, digest = read_manifest(path)
+        if manifest.step != step:
+            raise CheckpointError(
+                f"{path} says that it is of step {manifest.step}: it was renamed; give it its own name"
+            )
+        return Checkpoint(path, manifest, digest)
+
+    def find(self, step: int | None = None) -> Checkpoint | None:
+        """The checkpoint of a step, or the last one; None where there is none at all.  CheckpointError if it is damaged: a run
+        that silently went on from an older one would lose work without a word."""
+        steps = self.steps()
+        if step is None:
+            return self.read(steps[-1]) if steps else None
+        if step not in steps:
+            there = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"no checkpoint of step {step} in {self.path}; there are {there}")
+        return self.read(step)
+
+    def chain(self, last: Checkpoint) -> list[Checkpoint]:
+        """What must be applied, in order, to get `last`: a full one, and what changed since."""
+        found = []
+        for base in last.manifest.base:
+            step = step_of(base.name)
+            assert step is not None
+            one = self.read(step)
+            if one.digest != base.sha256:
+                raise CheckpointError(
+                    f"{last.path} stands on a {base.name} that is not there any more: it was written anew; "
+                    "resume from another checkpoint with --from STEP"
+                )
+            found.append(one)
+        if found and not found[0].manifest.full:
+            raise CheckpointError(f"{last.path} stands on {found[0].path.name}, which is not complete in itself")
+        return [*found, last]
+
+    def start_writing(self, step: int) -> Path:
+        """Where the files of a checkpoint go until it is committed.  Any worker."""
+        path = self.path / f".writing-{name_of(step)}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def commit(self, step: int) -> Path:
+        """The one rename.  Everything in the directory is on disk before it."""
+        final = self.path / name_of(step)
+        if final.exists():  # of a branch that was given up: the run was resumed from an older one
+            self._remove(final)
+        (self.path / f".writing-{final.name}").rename(final)
+        sync_directory(self.path)
+        return final
+
+    def tidy(self) -> None:
+        """Removes what an earlier process left half written or half removed."""
+        if self.path.is_dir():
+            for path in [*self.path.glob(".writing-*"), *self.path.glob(".removing-*")]:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def prune(self, keep: int, best: str | None) -> None:
+        """Leaves the last `keep`, the best by metric, and whatever these stand on."""
+        steps = self.steps()
+        needed: set[int] = set()
+        for step in {*steps[-keep:], *([] if best is None else self.best(best)[:1])}:
+            needed.add(step)
+            needed.update(step_of(base.name) or 0 for base in self.read(step).manifest.base)
+        for step in steps:
+            if step not in needed:
+                self._remove(self.path / name_of(step))
+
+    def best(self, metric: str) -> list[int]:
+        """Steps that have the metric, best first."""
+        scored = []
+        for step in self.steps():
+            value = self.read(step).manifest.metrics.get(metric)
+            if value is not None:
+                scored.append((value if metric in LESS_IS_BETTER else -value, -step))
+        return [-step for _, step in sorted(scored)]
+
+    def _remove(self, path: Path) -> None:
+        gone = path.with_name(f".removing-{path.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        sync_directory(self.path)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,283 @@
+"""Writes checkpoints of a pipeline in the background, on all workers, and commits each by one rename.
+
+`save` stops training for as long as it takes to finish the last batch and to copy the dense model; rows are copied and written
+while the next batches train.  Every worker writes its own rows into a directory that all of them see; worker 0 commits when all
+have said that theirs are on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nestpipe.checkpoint.dense import clone_dense
+from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.folder import Checkpoint, Folder
+from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
+from nestpipe.checkpoint.tensors import write_tensors
+from nestpipe.comm.exchange import Exchange
+from nestpipe.pipeline import TrainPipeline
+from nestpipe.tables.cut import Cut, Rows
+from nestpipe.tables.group import TableGroup
+
+SHARD_BYTES = 1 << 26
+"""Rows are written in files of about this size, of which one is held in memory at a time."""
+PART_ROWS = 1 << 14
+"""Rows copied at a time."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is committed, and what it took."""
+
+    step: int
+    full: bool
+    bytes: int
+    """Of all workers."""
+    seconds: float
+    """In the background."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    step: int
+    base: list[Base]
+    cuts: list[Cut]
+    dense: dict[str, torch.Tensor]
+    random: torch.Tensor
+    rows: list[int]
+    data: dict[str, Any]
+    """This worker's part of the position in the data."""
+    about: dict[str, Any]
+    """Fields of the manifest that the caller fills: trainer, metrics, recipe."""
+
+
+class CheckpointWriter:
+    """One per run and worker.  Its methods are called by all workers alike, between the same two batches."""
+
+    def __init__(
+        self,
+        pipeline: TrainPipeline,
+        folder: Folder,
+        *,
+        keep: int = 3,
+        full_every: int = 10,
+        best: str | None = None,
+        loaded: list[Checkpoint] | None = None,
+    ) -> None:
+        """`loaded`: the chain that the pipeline was restored from, on which the next checkpoint may stand."""
+        self.pipeline = pipeline
+        self.folder = folder
+        self._keep, self._full_every, self._best = keep, full_every, best
+        self._chain: list[Base] = [checkpoint.base for checkpoint in loaded or []]
+        self.last_step = loaded[-1].manifest.step if loaded else None
+        """Of the last checkpoint that was saved or loaded."""
+        self._exchange = Exchange(pipeline.world, "checkpoint")
+        self._thread: threading.Thread | None = None
+        self._saved: list[Saved] = []
+        self._error: BaseException | None = None
+        for store in pipeline.sparse.stores:
+            store.follow_changes()
+
+    def save(self, data: dict[str, Any], about: Mapping[str, Any]) -> None:
+        """Begins a checkpoint of what is trained by now.  Waits for the one before, if that is still being written."""
+        self.wait()
+        self.pipeline.settle()
+        full = not self._chain or len(self._chain) >= self._full_every
+        stores = self.pipeline.sparse.stores
+        job = _Job(
+            step=self.pipeline.next_batch,
+            base=[] if full else list(self._chain),
+            cuts=[store.cut(full) for store in stores],
+            dense=clone_dense(self.pipeline) if self.pipeline.world.rank == 0 else {},
+            random=torch.get_rng_state(),
+            rows=[len(store) for store in stores],
+            data=data,
+            about=dict(about),
+        )
+        self.last_step = job.step
+        self._thread = threading.Thread(target=self._run, args=(job,), name="nestpipe-checkpoint", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> list[Saved]:
+        """What has been committed since it was last asked.  Raises what has gone wrong in the background."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        saved, self._saved = self._saved, []
+        return saved
+
+    def wait(self) -> None:
+        """Until nothing is being written.  Raises what has gone wrong."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            self.poll()
+
+    def _run(self, job: _Job) -> None:
+        """The background thread.  After an error the chain is given up: the next checkpoint is a full one."""
+        started = time.perf_counter()
+        try:
+            saved = self._write(job, started)
+            self._saved.append(saved)
+        except BaseException as error:
+            self._chain = []
+            self._error = error
+        finally:
+            for cut in job.cuts:
+                if not cut.over:
+                    cut.abandon()
+
+    def _write(self, job: _Job, started: float) -> Saved:
+        world = self.pipeline.world
+        problem: BaseException | None = None
+        directory = self.folder.path
+        try:
+            directory = self.folder.start_writing(job.step)
+            self._write_mine(job, directory)
+        except (OSError, MemoryError) as error:
+            problem = error
+        failed = self._first_failed(problem)
+        manifest = None
+        if failed is None and world.rank == 0:
+            try:
+                manifest = self._manifest(job, directory)
+                digest = seal(directory, manifest)
+                path = self.folder.commit(job.step)
+                self._chain = [*job.base, Base(path.name, digest)]
+            except (OSError, CheckpointError) as error:
+                problem = error
+        failed = self._first_failed(problem) if failed is None else failed
+        if failed is not None:
+            if world.rank == 0:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise CheckpointError(self._in_words(failed, problem, directory))
+        if world.rank:
+            self._chain = [*job.base, Base("", "")]  # its length decides alike everywhere when the next full one is due
+            return Saved(job.step, not job.base, 0, time.perf_counter() - started)
+        assert manifest is not None
+        with suppress(OSError):  # what could not be removed now is tried again after the next one
+            self.folder.prune(self._keep, self._best)
+        return Saved(job.step, not job.base, manifest.bytes, time.perf_counter() - started)
+
+    def _write_mine(self, job: _Job, directory: Path) -> None:
+        """This worker's files, and a part of the manifest that says what they are."""
+        rank = self.pipeline.world.rank
+        files: list[File] = []
+        for g, (group, cut) in enumerate(zip(self.pipeline.sparse.groups, job.cuts)):
+            for number, rows in enumerate(_shards(cut, group)):
+                width = group.kept_width
+                tensors = {
+                    "keys": rows.keys,
+                    "tables": rows.tables,
+                    "values": rows.values,
+                    "state": rows.state[:, :width],
+                }
+                written = write_tensors(directory / f"worker{rank}-group{g}-{number:05d}.safetensors", tensors)
+                files.append(File(**asdict(written), kind="rows", worker=rank, group=g, rows=len(rows)))
+            if len(cut.removed_keys):
+                tensors = {"keys": cut.removed_keys, "tables": cut.removed_tables}
+                written = write_tensors(directory / f"worker{rank}-group{g}-removed.safetensors", tensors)
+                files.append(File(**asdict(written), kind="removed", worker=rank, group=g, rows=len(cut.removed_keys)))
+        written = write_tensors(directory / f"worker{rank}.safetensors", {"random": job.random})
+        files.append(File(**asdict(written), kind="worker", worker=rank))
+        if rank == 0:
+            written = write_tensors(directory / "dense.safetensors", job.dense)
+            files.append(File(**asdict(written), kind="dense", worker=0))
+        part = {"files": [asdict(file) for file in files], "rows": job.rows, "data": job.data}
+        (directory / _part(rank)).write_text(json.dumps(part))
+
+    def _manifest(self, job: _Job, directory: Path) -> Manifest:
+        """All workers' parts as one; the parts go."""
+        world = self.pipeline.world
+        files: list[File] = []
+        totals = [0] * len(job.rows)
+        positions: dict[str, Any] = {}
+        for rank in range(world.size):
+            path = directory / _part(rank)
+            try:
+                part = json.loads(path.read_text())
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"rank 0 does not see {path} of rank {rank}: checkpoint.path must be a directory that all workers share"
+                ) from None
+            files += [File(**file) for file in part["files"]]
+            totals = [a + b for a, b in zip(totals, part["rows"])]
+            positions |= part["data"].get("positions", {})
+            path.unlink()
+        groups = [replace(describe(group), rows=total) for group, total in zip(self.pipeline.sparse.groups, totals)]
+        return Manifest(
+            job.step,
+            world.size,
+            files,
+            groups,
+            job.base,
+            data={**job.data, "positions": positions},
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            **job.about,
+        )
+
+    def _first_failed(self, problem: BaseException | None) -> int | None:
+        """The lowest rank that has a problem; all workers ask together."""
+        world = self.pipeline.world
+        who = torch.tensor([world.size if problem is None else world.rank])
+        self._exchange.all_reduce(who, dist.ReduceOp.MIN)
+        return None if int(who) == world.size else int(who)
+
+    def _in_words(self, rank: int, problem: BaseException | None, directory: Path) -> str:
+        where = f"the checkpoint in {directory.parent} was not written: "
+        kept = "; the one before is untouched"
+        if problem is None:
+            return f"{where}rank {rank} could not write its part{kept}"
+        reason = getattr(problem, "strerror", None) or " ".join(str(problem).split()) or type(problem).__name__
+        advice = ": make room, or set checkpoint.path" if isinstance(problem, OSError) else ""
+        return f"{where}rank {rank}: {reason}{advice}{kept}"
+
+
+def describe(group: TableGroup) -> Group:
+    """A table group as a manifest names it."""
+    return Group(
+        [table.name for table in group.tables],
+        group.dim,
+        group.dtype.name,
+        group.kept_width,
+        type(group.optimizer).__name__,  # its state fits whatever its rates are
+    )
+
+
+def _part(rank: int) -> str:
+    return f"part-{rank}.json"
+
+
+def _shards(cut: Cut, group: TableGroup) -> Iterator[Rows]:
+    """The rows of a cut in portions of a file each."""
+    row_bytes = (group.dim + group.kept_width) * group.dtype.itemsize + 10
+    most = max(1, SHARD_BYTES // row_bytes)
+    held: list[Rows] = []
+    count = 0
+    for part in cut.parts(min(PART_ROWS, most)):
+        held.append(part)
+        count += len(part)
+        if count >= most:
+            yield _joined(held)
+            held, count = [], 0
+    if count:
+        yield _joined(held)
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    columns = ([getattr(part, name) for part in parts] for name in ("tables", "keys", "values", "state"))
+    return Rows(*(np.concatenate(column) for column in columns))

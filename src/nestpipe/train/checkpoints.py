@@ -1,0 +1,182 @@
+"""When a run writes a checkpoint, what it puts beside the model, and how it goes on from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.folder import LESS_IS_BETTER, Checkpoint, Folder
+from nestpipe.checkpoint.load import restore
+from nestpipe.checkpoint.writer import CheckpointWriter, Saved
+from nestpipe.comm.world import World
+from nestpipe.data.shares import SharedStream
+from nestpipe.data.source import Source
+from nestpipe.data.stream import Position
+from nestpipe.engine.tuner import Tuner
+from nestpipe.pipeline import Progress, TrainPipeline
+from nestpipe.train.build import train_stream
+from nestpipe.train.recipe import Recipe
+
+FOLDER = "checkpoints"
+"""Within the run directory, unless the recipe names another place."""
+FIXED = ("data", "model", "train.seed", "train.batch_size", "train.epochs", "tables.optimizer", "dense.optimizer")
+"""What a run cannot change when it goes on."""
+
+
+def folder_of(recipe: Recipe, run: Path) -> Folder:
+    return Folder(Path(recipe.checkpoint.path) if recipe.checkpoint.path else run / FOLDER)
+
+
+class Resumed:
+    """The checkpoint that a run goes on from."""
+
+    def __init__(self, folder: Folder, last: Checkpoint) -> None:
+        self.chain = folder.chain(last)
+        self.manifest = last.manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        return self.manifest.trainer
+
+    def check_recipe(self, recipe: Recipe, saved: Recipe) -> None:
+        """CheckpointError where the recipe, as it is to go on, is of another training."""
+        for key in FIXED:
+            section, _, name = key.partition(".")
+            now, before = getattr(recipe, section), getattr(saved, section)
+            if name:
+                now, before = getattr(now, name), getattr(before, name)
+            if now != before:
+                what = f"{before!r} when it was saved and is {now!r} now" if name else "another when it was saved"
+                raise CheckpointError(f"{key} of the run was {what}: leave it as it was, or start a new run")
+
+    def stream(self, recipe: Recipe, source: Source, world: World) -> SharedStream:
+        """The data from where it was left, dealt to as many workers as there are now."""
+        data = self.manifest.data
+        try:
+            streams = data["streams"]
+            if type(streams) is not int or streams < 1:
+                raise ValueError(f"streams is {streams!r}")
+            positions = {n: Position.from_dict(data["positions"][str(n)]) for n in range(streams)}
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.chain[-1].path}: the position in the data is not to be read ({error})"
+            ) from None
+        return train_stream(recipe, source, world, streams, positions)
+
+    def plan(self, pipeline: TrainPipeline) -> None:
+        """What "auto" had chosen by then goes on."""
+        choices = self.trainer.get("micro_batches_chosen")
+        if isinstance(pipeline.plan, Tuner) and choices:
+            pipeline.plan.resume(self.step, [(int(first), int(n)) for first, n in choices])
+
+
+class Checkpoints:
+    """A run's checkpoints; all of it does nothing where the recipe wants none.  All workers call everything alike."""
+
+    def __init__(
+        self, recipe: Recipe, pipeline: TrainPipeline, stream: SharedStream, folder: Folder, resumed: Resumed | None
+    ) -> None:
+        section = recipe.checkpoint
+        self._section, self._pipeline, self._stream = section, pipeline, stream
+        self._recipe = recipe.to_toml()
+        self._began = pipeline.next_batch
+        self._writer: CheckpointWriter | None = None
+        self._asked_at = time.monotonic()
+        self._best: float | None = None
+        if not section.on:
+            return
+        if pipeline.world.rank == 0:
+            folder.tidy()  # nobody writes before the first step, which all workers take together
+        self._writer = CheckpointWriter(
+            pipeline,
+            folder,
+            keep=section.keep,
+            full_every=section.full_every,
+            best=section.best,
+            loaded=resumed.chain if resumed else None,
+        )
+        if resumed is not None and section.best is not None:
+            best = folder.best(section.best)
+            self._best = folder.read(best[0]).manifest.metrics[section.best] if best else None
+
+    def after(self, step: Progress, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> list[Saved]:
+        """Called after every step, with the metrics of an evaluation at it (else {}), and what the trainer will want back.
+
+        Returns what has been committed meanwhile.
+        """
+        if self._writer is None:
+            return []
+        trained, section = self._pipeline.next_batch, self._section
+        due = bool(section.every_steps and trained % section.every_steps == 0) or "checkpoint" in step.wishes
+        if due or self._better(metrics):
+            self._save(metrics, about())
+        elif section.every_minutes and time.monotonic() - self._asked_at >= 60 * section.every_minutes:
+            # A worker's own clock, which cannot jump; all hear of it with the next step's verdict.
+            self._asked_at = time.monotonic()
+            self._pipeline.wish("checkpoint")
+        return self._writer.poll()
+
+    def finish(self, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> list[Saved]:
+        """One of the end, unless there is one; waits until it is on disk."""
+        if self._writer is None:
+            return []
+        if self._writer.last_step != self._pipeline.next_batch:
+            self._save(metrics, about())
+        self._writer.wait()
+        return self._writer.poll()
+
+    @property
+    def on(self) -> bool:
+        return self._writer is not None
+
+    def _save(self, metrics: dict[str, float], about: dict[str, Any]) -> None:
+        assert self._writer is not None
+        self._asked_at = time.monotonic()
+        positions = self._stream.positions_after(self._pipeline.next_batch - self._began)
+        data = {
+            "streams": self._stream.streams,
+            "positions": {str(number): position.as_dict() for number, position in positions.items()},
+        }
+        chosen = [list(choice) for choice in self._pipeline.plan.choices if choice[0] < self._pipeline.next_batch]
+        trainer = {**about, "micro_batches_chosen": chosen}
+        finite = {name: value for name, value in metrics.items() if value == value}
+        self._writer.save(data, {"trainer": trainer, "metrics": finite, "recipe": self._recipe})
+
+    def _better(self, metrics: dict[str, float]) -> bool:
+        """Whether an evaluation has just found the best so far; the same on every worker, as metrics are."""
+        name = self._section.best
+        if name is None or not metrics:
+            return False
+        if name not in metrics:
+            raise ValueError(f"checkpoint.best is {name!r}, and the held-out metrics are {', '.join(metrics)}")
+        value = metrics[name]
+        if value != value:
+            return False
+        sign = -1 if name in LESS_IS_BETTER else 1
+        if self._best is not None and sign * value <= sign * self._best:
+            return False
+        self._best = value
+        return True
+
+
+def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[str], Recipe]) -> Resumed | None:
+    """The run's last checkpoint, or that of a step; None where it has none.  `saved` reads a recipe's text."""
+    folder = folder_of(recipe, run)
+    last = folder.find(step)
+    if last is None:
+        return None
+    resumed = Resumed(folder, last)
+    resumed.check_recipe(recipe, saved(last.manifest.recipe))
+    return resumed
+
+
+def go_on(pipeline: TrainPipeline, resumed: Resumed, tell: Callable[[float], None]) -> None:
+    restore(pipeline, resumed.chain, tell)
+    resumed.plan(pipeline)

@@ -1,0 +1,120 @@
+"""Rows retrieved while the batch before last is still being written back: the same bits, from a third buffer."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nestpipe import SGD, TrainPipeline, World
+from nestpipe.engine.flight import Flight
+from nestpipe.engine.staleness import StaleRead
+from nestpipe.tables.tiered import DiskTier
+from test_schedules import COMMON, EVERY_OTHER, Model, Steps, batches, trained
+from workers import run
+
+ALTERNATING: Steps = [[[1, 2, 10 + t % 2, 20 + t % 3, 30 + t], [2, 3, 10 + t % 2, 20 + t % 3]] for t in range(9)]
+"""Keys of every batch, of every second one, of every third one, and of one alone."""
+
+
+def slow_writeback(pipeline: TrainPipeline) -> None:
+    """So that the next retrieve but one has begun and ended long before it."""
+    write = pipeline.engine.stage("writeback")
+    pipeline.engine.replace(writeback=lambda flight, micro: (time.sleep(0.03), write(flight, micro))[1])
+
+
+def from_the_store(pipeline: TrainPipeline) -> None:
+    """The mistake: rows of the batch before last are read from the store as if they had to be there."""
+
+    def nothing(flight: Flight) -> list[np.ndarray]:
+        assert flight.two_before is not None
+        for buffer in flight.two_before.buffers:
+            buffer.release()
+        flight.two_before = None
+        return [np.empty(0, np.int64) for _ in flight.buffers]
+
+    pipeline.sparse._copy_from_two_before = nothing  # type: ignore[method-assign]
+    slow_writeback(pipeline)
+
+
+def without_state(pipeline: TrainPipeline) -> None:
+    """The mistake: values are copied, optimizer state is not."""
+    copy = pipeline.sparse._copy_from_two_before
+
+    def values_alone(flight: Flight) -> list[np.ndarray]:
+        kept = [buffer.state for buffer in flight.two_before.buffers] if flight.two_before else []
+        for buffer in flight.two_before.buffers if flight.two_before else []:
+            buffer.state = np.zeros_like(buffer.state)
+        before = flight.two_before
+        filled = copy(flight)
+        for buffer, state in zip(before.buffers if before else [], kept):
+            buffer.state = state
+        return filled
+
+    pipeline.sparse._copy_from_two_before = values_alone  # type: ignore[method-assign]
+
+
+def same(world: World, steps: Steps, schedule: str, micro_batches: int, spoil: Any, on_disk: bool) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        tier = DiskTier(folder, 2) if on_disk else None
+        right = trained(world, steps, "serial", micro_batches=micro_batches)
+        options = {"early_retrieve": None if on_disk else True, "tier": tier}
+        return right == trained(world, steps, schedule, micro_batches=micro_batches, spoil=spoil, **options)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("steps", [COMMON, EVERY_OTHER, ALTERNATING])
+@pytest.mark.parametrize("schedule, micro_batches", [("dbp", 1), ("nested", 3)])
+def test_a_slow_writeback_changes_no_bit(schedule: str, micro_batches: int, steps: Steps, on_disk: bool) -> None:
+    """Promise: however late the store gets rows of t-1, t+1 has them."""
+    assert all(run(2, same, steps, schedule, micro_batches, slow_writeback, on_disk))
+
+
+@pytest.mark.parametrize("spoil", [from_the_store, without_state])
+def test_what_breaks_it_changes_the_result(spoil: Any) -> None:
+    """The comparison above is able to fail."""
+    assert not any(run(2, same, ALTERNATING, "dbp", 1, spoil, False))
+
+
+def stale(world: World, spoil: Any) -> str:
+    steps = [[step[0]] for step in ALTERNATING]
+    try:
+        trained(World.single(), steps, "nested", spoil=spoil, check_staleness=True, early_retrieve=True)
+    except StaleRead as error:
+        return str(error)
+    return ""
+
+
+def test_the_staleness_check_sees_it() -> None:
+    assert "was about to read row" in run(1, stale, from_the_store)[0]
+    assert run(1, stale, slow_writeback) == [""]
+
+
+def buffers_after_epochs(world: World, early_retrieve: bool, epochs: int) -> tuple[int, int, int]:
+    """Of the only group: buffers made, those that are free at the end, and batches that were retrieved before t-2 was stored."""
+    model = Model()
+    pipeline = TrainPipeline(model, None, SGD(0.1), schedule="dbp", early_retrieve=early_retrieve, world=World.single())
+    slow_writeback(pipeline)
+    pool = pipeline.sparse.buffers.pools[0]
+    ahead = 0
+    for _ in range(epochs):
+        data = batches([[step[0]] for step in ALTERNATING], 0)
+        while step := pipeline.progress(data):
+            spans = pipeline.engine.timeline.spans
+            retrieve, before = (spans.get((s, step.batch + 1 - b, -1)) for s, b in (("retrieve", 0), ("writeback", 2)))
+            ahead += retrieve is not None and (before is None or retrieve.start < before.stop)
+    pipeline.close()
+    row_bytes = sum(buffer.capacity for buffer in pool._free) * pool.row_bytes
+    return len(pool._free), pool.bytes - row_bytes, ahead
+
+
+@pytest.mark.parametrize("early_retrieve, most", [(False, 2), (True, 3)])
+def test_buffers_are_two_or_three_and_all_come_back(early_retrieve: bool, most: int) -> None:
+    """Promise: two batches' rows in memory, or three with early_retrieve, whose writebacks really run meanwhile; none is lost at
+    the end of an epoch."""
+    free, held, ahead = run(1, buffers_after_epochs, early_retrieve, 4)[0]
+    assert free <= most and held == 0
+    assert (ahead > 4) == early_retrieve
