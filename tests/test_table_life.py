@@ -163,7 +163,7 @@ def overlapping(draw: st.DrawFn, most_workers: int = 2) -> Steps:
     return steps
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     overlapping(),
     st.builds(
@@ -293,7 +293,7 @@ def by_pipeline(world: World, steps: Steps, life: TableLife) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(overlapping(), lives)
 def test_oracle(steps: Steps, life: TableLife) -> None:
     """Promise: the n-th sighting trains a key, who is evicted is who is said to be, and evicted keys begin anew."""
@@ -431,6 +431,56 @@ def test_what_breaks_a_sweep_changes_the_result(
 ) -> None:
     """The comparison with serial is able to fail: each of these mistakes gives other bits."""
     assert run(1, differs, BUSY, setting, schedule, most, spoil) == [True]
+
+
+def told_of_the_batch_before(pipeline: TrainPipeline) -> None:
+    """A sweep is told the keys of the batch before it though that is in the store: as where two threads read and write."""
+    for life in pipeline.sparse.lives:
+        assert life is not None
+        retrieve = life.retrieve
+        plans: list[Any] = [None]
+
+        def told(store: Any, plan: Any, buffer: Any, skip: Any, batch: int, previous: Any, seconds: float,
+                 plans: list[Any] = plans, retrieve: Any = retrieve) -> Any:  # fmt: skip
+            plans.append(plan)
+            return retrieve(store, plan, buffer, skip, batch, plans[-2], seconds)
+
+        life.retrieve = told  # type: ignore[method-assign]
+
+
+def same_if_told(world: World, setting: Setting) -> bool:
+    plain = trained(world, BUSY, setting, "serial")
+    return plain == trained(world, BUSY, setting, "serial", spoil=told_of_the_batch_before)
+
+
+@pytest.mark.parametrize("setting", [STRICT, PATIENT])
+def test_a_sweep_does_not_depend_on_whether_the_batch_before_is_in_the_store(setting: Setting) -> None:
+    """Promise: retrieve may come before writeback of the batch before, or after it."""
+    assert run(1, same_if_told, setting) == [True]
+
+
+def epochs(world: World, setting: Setting, schedule: str) -> dict[str, Any]:
+    """Two iterators, one after the other, and a look at the tables in between."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = make(world, setting, schedule, folder)
+        seen = []
+        for part in (BUSY[:5], BUSY[5:]):
+            data = batches(part, 0)
+            while step := pipeline.progress(data):
+                seen.append(step.loss)
+                if step.batch % 3 == 0:
+                    seen.append(pipeline.rows("a", np.arange(300)).numpy().tobytes())
+        left = left_behind(pipeline)
+        pipeline.close()
+    return {**left, "seen": seen}
+
+
+@pytest.mark.parametrize("setting", [STRICT, PATIENT, replace(STRICT, disk=True)])
+def test_epochs_and_lookups_in_between(setting: Setting) -> None:
+    """Promise: a pipeline that begins anew sweeps on as serial does, and whoever looks between two steps sees serial's tables."""
+    expected = run(1, epochs, setting, "serial")
+    for schedule in ("dbp", "fwp", "nested"):
+        assert run(1, epochs, setting, schedule) == expected
 
 
 def with_a_bad_batch(world: World, setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -139,10 +139,6 @@ class GroupLife:
         tables = np.concatenate([index.slot_tables.rows[slots] for index, slots in parts])
         return tables, np.concatenate([index.slot_keys.rows[slots] for index, slots in parts])
 
-    def nbytes(self) -> int:
-        """DRAM beside the store's: a mark for every row that was ever in a sweep is all that lasts."""
-        return sum(len(c.rows) + len(c.waiting) for c in self._condemned.values()) * 8
-
     def _horizon(self, batch: int, seconds: float) -> int:
         """Keys that were last touched before this batch are too old for the sweep of `batch`."""
         horizon = 0 if self.life.ttl_steps is None else batch - self.life.ttl_steps
