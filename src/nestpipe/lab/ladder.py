@@ -384,8 +384,8 @@ def _mixed(mix: Mix, summaries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(ranks: list[dict[str, dict[str, float]]]) -> dict[str, float]:
-    """What a step is spent on, as a mean over the workers.  The slowest worker's time of each stage would count twice that one
-    was late with its lookup: there, and where the others waited for it.
+    """What a step is spent on, as a mean over the workers.  With the slowest worker's time of every stage, a late lookup would
+    count twice: there, and where the others waited for it.
     """
     divided = [divide({stage: kinds["exposed_ms"] for stage, kinds in rank.items()}) for rank in ranks]
     return {part: statistics.fmean(rank[part] for rank in divided) for part in divided[0]}

@@ -195,7 +195,7 @@ class MemorySection:
     """What a worker may hold beside its tables."""
 
     buffer_limit: float | None = None
-    """Most MB of row buffers of a worker, for the two batches in flight; none = as they need."""
+    """Most MB of row buffers of a worker, for the two batches in flight, or three with early_retrieve; none = as they need."""
     window_limit: float | None = None
     """MB of rows and gradients of the two windows in flight from which on a batch is deduplicated per micro-batch: only
     look_ahead + 1 micro-batches are held then, more rows travel, and sums round differently; none = never."""
