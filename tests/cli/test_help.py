@@ -20,6 +20,8 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
         (["verify", "--help"], ["--workers", "--schedule", "--steps", "bit for bit", "dlrm"]),
         (["bench", "--help"], ["--peers", "--rounds", "--json", "--page", "dlrm"]),
         (["report", "--help"], ["--out", "--json", "RUN|BENCH", "nestpipe report run.json"]),
+        (["checkpoint", "--help"], ["ls", "inspect", "verify", "export", "tables.initial", "before the first step"]),
+        (["checkpoint", "export", "--help"], ["--table", "--to", "--state", "--force", "FILE.parquet"]),
         (["profile", "--help"], ["--workers", "--seconds", "--json", "what bounds", "torchrun", "dlrm"]),
     ],
 )
