@@ -6,6 +6,7 @@ Names that begin with a dot are work in progress: `.writing-…` becomes a check
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,18 +80,18 @@ class Folder:
             raise CheckpointError(f"{last.path} stands on {found[0].path.name}, which is not complete in itself")
         return [*found, last]
 
-    def start_writing(self, step: int) -> Path:
-        """Where the files of a checkpoint go until it is committed.  Any worker."""
-        path = self.path / f".writing-{name_of(step)}"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    def writing(self, step: int) -> Path:
+        """Where the files of a checkpoint go until it is committed."""
+        return self.path / f".writing-{name_of(step)}"
+
+    def start_writing(self, step: int) -> None:
+        """Any worker."""
+        self.writing(step).mkdir(parents=True, exist_ok=True)
 
     def commit(self, step: int) -> Path:
-        """The one rename.  Everything in the directory is on disk before it."""
+        """The one rename.  Everything in the directory is on disk before it; no checkpoint of this step is there."""
         final = self.path / name_of(step)
-        if final.exists():  # of a branch that was given up: the run was resumed from an older one
-            self._remove(final)
-        (self.path / f".writing-{final.name}").rename(final)
+        self.writing(step).rename(final)
         sync_directory(self.path)
         return final
 
@@ -100,6 +101,13 @@ class Folder:
             for path in [*self.path.glob(".writing-*"), *self.path.glob(".removing-*")]:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def go_back_to(self, step: int) -> None:
+        """The run goes on from this step: those of later ones are of a branch that is given up.  The last one goes first, so
+        that what is left is whole whenever this is interrupted."""
+        there = [(step_of(path.name), path) for path in self.path.iterdir()] if self.path.is_dir() else []
+        for _, path in sorted(((at, path) for at, path in there if at is not None and at > step), reverse=True):
+            self._remove(path)
+
     def prune(self, keep: int, best: str | None) -> None:
         """Leaves the last `keep`, the best by metric, and whatever these stand on."""
         steps = self.steps()
@@ -107,15 +115,17 @@ class Folder:
         for step in {*steps[-keep:], *([] if best is None else self.best(best)[:1])}:
             needed.add(step)
             needed.update(step_of(base.name) or 0 for base in self.read(step).manifest.base)
-        for step in steps:
+        for step in reversed(steps):  # none is ever left without what it stands on
             if step not in needed:
                 self._remove(self.path / name_of(step))
 
     def best(self, metric: str) -> list[int]:
-        """Steps that have the metric, best first."""
+        """Steps that have the metric, best first; one that is damaged has none."""
         scored = []
         for step in self.steps():
-            value = self.read(step).manifest.metrics.get(metric)
+            value = None
+            with suppress(CheckpointError):
+                value = self.read(step).manifest.metrics.get(metric)
             if value is not None:
                 scored.append((value if metric in LESS_IS_BETTER else -value, -step))
         return [-step for _, step in sorted(scored)]

@@ -43,6 +43,8 @@ def ending_orderly(ask: Callable[[], None], seconds: float) -> Iterator[None]:
 
 def _end_after(seconds: float, number: int) -> None:
     time.sleep(seconds)
+    late = f"nestpipe: stopped with nothing new saved: it took longer than checkpoint.stop_seconds, {seconds:g}\n"
+    os.write(2, late.encode())
     os._exit(128 + number)
 
 
