@@ -5,14 +5,19 @@ Names that begin with a dot are work in progress: `.writing-…` becomes a check
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
 
+LOCK = ".lock"
+LOCK_SECONDS = 10.0
 LESS_IS_BETTER = ("loss", "log_loss", "ne")
 
 
@@ -35,6 +40,31 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: IO[str] | None = None
+
+    def lock(self, seconds: float = LOCK_SECONDS) -> None:
+        """Worker 0, before it changes anything: a run that goes on twice would train over itself.  Gone with the process."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = (self.path / LOCK).open("a")
+        until = time.monotonic() + seconds  # one that was just killed may still be on its way out
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise CheckpointError(
+                        f"{self.path} is in use by another process that trains this run: end that one first"
+                    ) from None
+                time.sleep(0.05)
+            except OSError:
+                break  # a file system without locks: nobody can tell
+        self._lock = file
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def steps(self) -> list[int]:
         """Steps of what looks like a committed checkpoint, ascending."""

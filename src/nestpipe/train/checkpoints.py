@@ -92,12 +92,14 @@ class Checkpoints:
         self._section, self._pipeline, self._stream = section, pipeline, stream
         self._recipe = recipe.to_toml()
         self._began = pipeline.next_batch
+        self._folder = folder
         self._writer: CheckpointWriter | None = None
         self._asked_at = time.monotonic()
         self._best: float | None = None
         if not section.on:
             return
         if pipeline.world.rank == 0:  # nobody writes before the first step, which all workers take together
+            folder.lock()
             folder.tidy()
             folder.go_back_to(pipeline.next_batch)
         self._writer = CheckpointWriter(
@@ -136,6 +138,7 @@ class Checkpoints:
         if self._writer.last_step != self._pipeline.next_batch:
             self._save(metrics, about())
         self._writer.wait()
+        self._folder.unlock()
         return self._writer.poll()
 
     @property

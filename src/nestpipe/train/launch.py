@@ -31,6 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
+from nestpipe.train.signals import LAUNCHER
 
 REPORTS = "NESTPIPE_REPORTS"
 """Names the folder in which workers of this launch leave word of their end."""
@@ -84,6 +85,7 @@ def launch(
     PContext.close.__defaults__ = (None, END_SECONDS)
     with tempfile.TemporaryDirectory(prefix="nestpipe-") as folder:
         os.environ[REPORTS] = folder
+        os.environ[LAUNCHER] = str(os.getpid())
         if orderly_seconds is not None:
             signal.signal(signal.SIGTERM, functools.partial(_pass_on, orderly_seconds + END_SECONDS))
         try:
