@@ -84,6 +84,7 @@ def _fail_as_worker(error: Exception) -> int:
 
 
 FAILURES = {
+    "nestpipe.checkpoint.errors.NotWritten",
     "nestpipe.comm.errors.PeerLost",
     "nestpipe.lab.ladder.BenchError",
     "nestpipe.lab.network.LabError",
@@ -159,7 +160,11 @@ def _parser() -> argparse.ArgumentParser:
         help="RECIPE is a run directory: go on from its last checkpoint, on any number of workers",
     )
     train.add_argument(
-        "--from", type=int, metavar="STEP", dest="from_step", help="with --resume: from the checkpoint of this step"
+        "--from",
+        type=int,
+        metavar="STEP",
+        dest="from_step",
+        help="with --resume: from the checkpoint of this step; those of later ones are removed",
     )
     train.add_argument(
         "--max-restarts",
@@ -266,6 +271,8 @@ def _run_directory(args: argparse.Namespace) -> Path:
     run = Path(args.run)
     if not (run / "recipe.toml").is_file():
         raise ValueError(f"--resume needs a run directory, and '{run}' has no recipe.toml")
+    if not (run / "recipe.toml").stat().st_size:
+        raise ValueError(f"the run in '{run}' ended before it had begun: start anew, without --resume")
     return run
 
 
@@ -273,20 +280,28 @@ def _resumed(args: argparse.Namespace, recipe: Any) -> tuple[Any, bool]:
     """The checkpoint to go on from, and whether the run is one that goes on."""
     from nestpipe.data.kinds import KINDS as DATA
     from nestpipe.models.kinds import KINDS as MODELS
-    from nestpipe.train.checkpoints import find_resumed, folder_of
+    from nestpipe.train.checkpoints import find_resumed, folder_of, refuse_others
     from nestpipe.train.recipe import parse_recipe
 
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and args.run is not None
+    restarts = args.max_restarts or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if args.from_step is not None and restarts:
+        raise ValueError(
+            "--from goes without restarts, as these go on from the last checkpoint: go back first, and restart from then on"
+        )
     if not args.resume and not restarted:
         if args.from_step is not None:
             raise ValueError("--from goes with --resume")
+        if args.run is not None or recipe.checkpoint.path is not None:
+            refuse_others(recipe, Path(args.run or "."))
         return None, False
     run = Path(args.run)
-    resumed = find_resumed(
-        recipe, run, None if restarted else args.from_step, lambda text: parse_recipe(text, DATA, MODELS)
-    )
+    resumed = find_resumed(recipe, run, args.from_step, lambda text: parse_recipe(text, DATA, MODELS))
     if resumed is None and not restarted:
-        raise ValueError(f"no checkpoint in {folder_of(recipe, run).path}: start anew, without --resume")
+        raise ValueError(
+            f"no checkpoint in {folder_of(recipe, run).path}: the run ended before its first; start anew, without --resume "
+            "and with another --run"
+        )
     return resumed, run.exists()
 
 
@@ -316,12 +331,19 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _train_here(args: argparse.Namespace) -> int:
-    from nestpipe.train.launch import join
+    from nestpipe.train.launch import join, why_restarted
     from nestpipe.train.trainer import in_words, train
 
     recipe = load(args)
+    if recipe.checkpoint.on and args.run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "workers of torchrun that write checkpoints need one directory to meet in: give it with --run-dir"
+        )
     resumed, goes_on = _resumed(args, recipe)
     world = join(recipe.train.timeout)
+    if world.rank == 0 and (why := why_restarted()):
+        where = f"going on from step {resumed.step}" if resumed else "starting over, as there is no checkpoint yet"
+        print(f"nestpipe: {why}; {where}", file=sys.stderr, flush=True)
     summary = train(
         recipe,
         world,

@@ -5,14 +5,20 @@ Names that begin with a dot are work in progress: `.writing-…` becomes a check
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
 from nestpipe.checkpoint.tensors import OTHERWISE
 
+LOCK = ".lock"
+LOCK_SECONDS = 10.0
 LESS_IS_BETTER = ("loss", "log_loss", "ne")
 
 
@@ -35,6 +41,31 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: IO[str] | None = None
+
+    def lock(self, seconds: float = LOCK_SECONDS) -> None:
+        """Worker 0, before it changes anything: a run that goes on twice would train over itself.  Gone with the process."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = (self.path / LOCK).open("a")
+        until = time.monotonic() + seconds  # one that was just killed may still be on its way out
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise CheckpointError(
+                        f"{self.path} is in use by another process that trains this run: end that one first"
+                    ) from None
+                time.sleep(0.05)
+            except OSError:
+                break  # a file system without locks: nobody can tell
+        self._lock = file
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def steps(self) -> list[int]:
         """Steps of what looks like a committed checkpoint, ascending."""
@@ -85,18 +116,18 @@ class Folder:
             found.append(one)
         return [*found, last]
 
-    def start_writing(self, step: int) -> Path:
-        """Where the files of a checkpoint go until it is committed.  Any worker."""
-        path = self.path / f".writing-{name_of(step)}"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    def writing(self, step: int) -> Path:
+        """Where the files of a checkpoint go until it is committed."""
+        return self.path / f".writing-{name_of(step)}"
+
+    def start_writing(self, step: int) -> None:
+        """Any worker."""
+        self.writing(step).mkdir(parents=True, exist_ok=True)
 
     def commit(self, step: int) -> Path:
-        """The one rename.  Everything in the directory is on disk before it."""
+        """The one rename.  Everything in the directory is on disk before it; no checkpoint of this step is there."""
         final = self.path / name_of(step)
-        if final.exists():  # of a branch that was given up: the run was resumed from an older one
-            self._remove(final)
-        (self.path / f".writing-{final.name}").rename(final)
+        self.writing(step).rename(final)
         sync_directory(self.path)
         return final
 
@@ -106,6 +137,13 @@ class Folder:
             for path in [*self.path.glob(".writing-*"), *self.path.glob(".removing-*")]:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def go_back_to(self, step: int) -> None:
+        """The run goes on from this step: those of later ones are of a branch that is given up.  The last one goes first, so
+        that what is left is whole whenever this is interrupted."""
+        there = [(step_of(path.name), path) for path in self.path.iterdir()] if self.path.is_dir() else []
+        for _, path in sorted(((at, path) for at, path in there if at is not None and at > step), reverse=True):
+            self._remove(path)
+
     def prune(self, keep: int, best: str | None) -> None:
         """Leaves the last `keep`, the best by metric, and whatever these stand on."""
         steps = self.steps()
@@ -113,15 +151,17 @@ class Folder:
         for step in {*steps[-keep:], *([] if best is None else self.best(best)[:1])}:
             needed.add(step)
             needed.update(step_of(base.name) or 0 for base in self.read(step).manifest.base)
-        for step in steps:
+        for step in reversed(steps):  # none is ever left without what it stands on
             if step not in needed:
                 self._remove(self.path / name_of(step))
 
     def best(self, metric: str) -> list[int]:
-        """Steps that have the metric, best first."""
+        """Steps that have the metric, best first; one that is damaged has none."""
         scored = []
         for step in self.steps():
-            value = self.read(step).manifest.metrics.get(metric)
+            value = None
+            with suppress(CheckpointError):
+                value = self.read(step).manifest.metrics.get(metric)
             if value is not None:
                 scored.append((value if metric in LESS_IS_BETTER else -value, -step))
         return [-step for _, step in sorted(scored)]

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.checkpoint.dense import clone_dense
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import CheckpointError, NotWritten
 from nestpipe.checkpoint.folder import Checkpoint, Folder
 from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
 from nestpipe.checkpoint.tensors import write_tensors
@@ -36,6 +36,10 @@ SHARD_BYTES = 1 << 26
 """Rows are written in files of about this size, of which one is held in memory at a time."""
 PART_ROWS = 1 << 14
 """Rows copied at a time."""
+WORDS_BYTES = 512
+"""What a worker may say to the others of what went wrong."""
+STILL_THERE_SECONDS = 0.5
+"""Between two signs of life of workers that wait for a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class CheckpointWriter:
         self.last_step = loaded[-1].manifest.step if loaded else None
         """Of the last checkpoint that was saved or loaded."""
         self._exchange = Exchange(pipeline.world, "checkpoint")
+        self._alive = Exchange(pipeline.world, "metrics")
         self._thread: threading.Thread | None = None
         self._saved: list[Saved] = []
         self._error: BaseException | None = None
@@ -120,10 +125,14 @@ class CheckpointWriter:
         return saved
 
     def wait(self) -> None:
-        """Until nothing is being written.  Raises what has gone wrong."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Until nothing is being written.  Raises what has gone wrong; PeerLost if a worker gives no sign of life meanwhile."""
+        while self._thread is not None:
+            self._thread.join(STILL_THERE_SECONDS)
+            writing = torch.tensor([int(self._thread.is_alive())])
+            # A disk may take an hour.  A worker that has died or stalls is noticed as soon as in training.
+            self._alive.all_reduce(writing, dist.ReduceOp.MAX)
+            if not int(writing):
+                self._thread = None
         if self._error is not None:
             self.poll()
 
@@ -144,32 +153,28 @@ class CheckpointWriter:
     def _write(self, job: _Job, started: float) -> Saved:
         world = self.pipeline.world
         problem: BaseException | None = None
-        directory = self.folder.path
+        directory = self.folder.writing(job.step)
         try:
-            directory = self.folder.start_writing(job.step)
+            self.folder.start_writing(job.step)
             self._write_mine(job, directory)
-        except (OSError, MemoryError) as error:
+        except Exception as error:
             problem = error
-        failed = self._first_failed(problem)
+        self._agree(problem, directory)
         manifest = None
-        if failed is None and world.rank == 0:
+        if world.rank == 0:
             try:
                 manifest = self._manifest(job, directory)
                 digest = seal(directory, manifest)
                 path = self.folder.commit(job.step)
                 self._chain = [*job.base, Base(path.name, digest)]
-            except (OSError, CheckpointError) as error:
+            except Exception as error:
                 problem = error
-        failed = self._first_failed(problem) if failed is None else failed
-        if failed is not None:
-            if world.rank == 0:
-                shutil.rmtree(directory, ignore_errors=True)
-            raise CheckpointError(self._in_words(failed, problem, directory))
+        self._agree(problem, directory)
         if world.rank:
             self._chain = [*job.base, Base("", "")]  # its length decides alike everywhere when the next full one is due
             return Saved(job.step, not job.base, 0, time.perf_counter() - started)
         assert manifest is not None
-        with suppress(OSError):  # what could not be removed now is tried again after the next one
+        with suppress(OSError, CheckpointError):  # what could not be removed now is tried again after the next one
             self.folder.prune(self._keep, self._best)
         return Saved(job.step, not job.base, manifest.bytes, time.perf_counter() - started)
 
@@ -230,21 +235,32 @@ class CheckpointWriter:
             **job.about,
         )
 
-    def _first_failed(self, problem: BaseException | None) -> int | None:
-        """The lowest rank that has a problem; all workers ask together."""
+    def _agree(self, problem: BaseException | None, directory: Path) -> None:
+        """All workers ask together whether any has a problem.  If so, what was written goes, and all raise the same."""
         world = self.pipeline.world
-        who = torch.tensor([world.size if problem is None else world.rank])
-        self._exchange.all_reduce(who, dist.ReduceOp.MIN)
-        return None if int(who) == world.size else int(who)
+        first = torch.tensor([world.size if problem is None else world.rank])
+        self._exchange.all_reduce(first, dist.ReduceOp.MIN)
+        if int(first) == world.size:
+            return
+        words = torch.zeros(WORDS_BYTES, dtype=torch.uint8)
+        if problem is not None and int(first) == world.rank:
+            said = _in_words(problem).encode()[:WORDS_BYTES]
+            words[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+        self._exchange.all_reduce(words)
+        reason = bytes(words.tolist()).rstrip(b"\0").decode(errors="ignore")
+        if world.rank == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise NotWritten(
+            f"the checkpoint in {directory.parent} was not written: rank {int(first)}: {reason}; "
+            "those before are untouched"
+        ) from problem
 
-    def _in_words(self, rank: int, problem: BaseException | None, directory: Path) -> str:
-        where = f"the checkpoint in {directory.parent} was not written: "
-        kept = "; the one before is untouched"
-        if problem is None:
-            return f"{where}rank {rank} could not write its part{kept}"
-        reason = getattr(problem, "strerror", None) or " ".join(str(problem).split()) or type(problem).__name__
-        advice = ": make room, or set checkpoint.path" if isinstance(problem, OSError) else ""
-        return f"{where}rank {rank}: {reason}{advice}{kept}"
+
+def _in_words(problem: BaseException) -> str:
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.strerror}: make room, or set checkpoint.path"
+    text = " ".join(str(problem).split())
+    return text if isinstance(problem, CheckpointError | OSError) else f"{type(problem).__name__} {text}".strip()
 
 
 def describe(group: TableGroup) -> Group:

@@ -42,6 +42,11 @@ class Resumed:
         return self.manifest.step
 
     @property
+    def digest(self) -> str:
+        """Of the manifest, and so of everything that is loaded."""
+        return self.chain[-1].digest
+
+    @property
     def trainer(self) -> dict[str, Any]:
         return self.manifest.trainer
 
@@ -117,13 +122,16 @@ class Checkpoints:
         self._section, self._pipeline, self._stream = section, pipeline, stream
         self._recipe = recipe.to_toml()
         self._began = pipeline.next_batch
+        self._folder = folder
         self._writer: CheckpointWriter | None = None
         self._asked_at = time.monotonic()
         self._best: float | None = None
         if not section.on:
             return
-        if pipeline.world.rank == 0:
-            folder.tidy()  # nobody writes before the first step, which all workers take together
+        if pipeline.world.rank == 0:  # nobody writes before the first step, which all workers take together
+            folder.lock()
+            folder.tidy()
+            folder.go_back_to(pipeline.next_batch)
         self._writer = CheckpointWriter(
             pipeline,
             folder,
@@ -132,9 +140,9 @@ class Checkpoints:
             best=section.best,
             loaded=resumed.chain if resumed else None,
         )
-        if resumed is not None and section.best is not None:
-            best = folder.best(section.best)
-            self._best = folder.read(best[0]).manifest.metrics[section.best] if best else None
+        if resumed is not None and resumed.trainer.get("best_metric") == section.best:
+            best = resumed.trainer.get("best")
+            self._best = best if isinstance(best, int | float) else None
 
     def after(self, step: Progress, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> list[Saved]:
         """Called after every step, with the metrics of an evaluation at it (else {}), and what the trainer will want back.
@@ -145,7 +153,7 @@ class Checkpoints:
             return []
         trained, section = self._pipeline.next_batch, self._section
         due = bool(section.every_steps and trained % section.every_steps == 0) or "checkpoint" in step.wishes
-        if due or self._better(metrics):
+        if self._better(metrics) or due:
             self._save(metrics, about())
         elif section.every_minutes and time.monotonic() - self._asked_at >= 60 * section.every_minutes:
             # A worker's own clock, which cannot jump; all hear of it with the next step's verdict.
@@ -160,6 +168,7 @@ class Checkpoints:
         if self._writer.last_step != self._pipeline.next_batch:
             self._save(metrics, about())
         self._writer.wait()
+        self._folder.unlock()
         return self._writer.poll()
 
     @property
@@ -175,7 +184,8 @@ class Checkpoints:
             "positions": {str(number): position.as_dict() for number, position in positions.items()},
         }
         chosen = [list(choice) for choice in self._pipeline.plan.choices if choice[0] < self._pipeline.next_batch]
-        trainer = {**about, "micro_batches_chosen": chosen}
+        best = {"best_metric": self._section.best, "best": self._best}
+        trainer = {**about, **best, "micro_batches_chosen": chosen}
         finite = {name: value for name, value in metrics.items() if value == value}
         self._writer.save(data, {"trainer": trainer, "metrics": finite, "recipe": self._recipe})
 
@@ -194,6 +204,16 @@ class Checkpoints:
             return False
         self._best = value
         return True
+
+
+def refuse_others(recipe: Recipe, run: Path) -> None:
+    """CheckpointError where a run that begins would put its checkpoints among another's."""
+    folder = folder_of(recipe, run)
+    if recipe.checkpoint.on and (steps := folder.steps()):
+        raise CheckpointError(
+            f"{folder.path} has checkpoints already, the last of step {steps[-1]}: go on with that run by --resume, "
+            "or set another checkpoint.path"
+        )
 
 
 def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[str], Recipe]) -> Resumed | None:

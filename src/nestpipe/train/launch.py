@@ -31,6 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
+from nestpipe.train.signals import LAUNCHER
 
 REPORTS = "NESTPIPE_REPORTS"
 """Names the folder in which workers of this launch leave word of their end."""
@@ -38,6 +39,8 @@ START_SECONDS = 120.0
 """What all workers have to load and to meet in; on a busy machine they start further apart than they ever are in training."""
 END_SECONDS = 3
 """What a worker has to end in once it is told to; longer than the grace that it gives itself."""
+TOLD = {-signal.SIGTERM, 128 + signal.SIGTERM}
+"""Exit codes of a worker that ended because it was told to."""
 
 
 class LaunchError(RuntimeError):
@@ -82,16 +85,39 @@ def launch(
     PContext.close.__defaults__ = (None, END_SECONDS)
     with tempfile.TemporaryDirectory(prefix="nestpipe-") as folder:
         os.environ[REPORTS] = folder
+        os.environ[LAUNCHER] = str(os.getpid())
         if orderly_seconds is not None:
             signal.signal(signal.SIGTERM, functools.partial(_pass_on, orderly_seconds + END_SECONDS))
         try:
             elastic_launch(config, sys.executable)("-u", "-m", "nestpipe", *arguments)
         except ChildFailedError as error:
-            raise LaunchError(_root_cause(error.failures, _reports(Path(folder)))) from None
+            cause = _stopped(error.failures, _reports(Path(folder))) or _root_cause(
+                error.failures, _reports(Path(folder))
+            )
+            raise LaunchError(cause + _after_restarts(max_restarts)) from None
         except SignalException as error:
             raise LaunchError(f"stopped by {error.sigval.name}; all workers were ended") from None
         finally:
             _end_workers()
+
+
+_told_to_stop = threading.Event()
+
+
+def _stopped(failures: dict[int, ProcessFailure], reports: dict[int, Report]) -> str | None:
+    """What to say where nothing else went wrong than that workers were told to stop and could not save anything in time."""
+    codes = {failure.exitcode for rank, failure in failures.items() if rank not in reports}
+    if not _told_to_stop.is_set() or not codes <= TOLD or any(not report.consequence for report in reports.values()):
+        return None
+    return (
+        "stopped by SIGTERM with nothing new saved: no step had been taken yet, or a checkpoint takes longer than "
+        "checkpoint.stop_seconds; all workers were ended"
+    )
+
+
+def _after_restarts(count: int) -> str:
+    """torch gives up only when all restarts are used."""
+    return "" if not count or _told_to_stop.is_set() else f"; given up after {count} restart{'s' * (count > 1)}"
 
 
 def _end_workers() -> None:
@@ -108,6 +134,7 @@ def _pass_on(seconds: float, number: int, frame: object) -> None:
     So does a worker that is started anew in spite of it, because another ended badly, and one that takes too long.
     """
     signal.signal(number, _give_up)
+    _told_to_stop.set()
     told = set(_workers())
     for worker in told:
         with contextlib.suppress(OSError):
@@ -165,9 +192,8 @@ def _root_cause(failures: dict[int, ProcessFailure], reports: dict[int, Report])
     first = min(noticed, key=lambda report: report.time, default=None)
     after = f" ({first.message})" if first else ""
     # The launcher itself ends the remaining workers with SIGTERM; that is nobody's cause.
-    told = (-signal.SIGTERM, 128 + signal.SIGTERM)
     deaths = [(f.timestamp, r, f.exitcode) for r, f in failures.items() if r not in reports]
-    deaths = [death for death in deaths if death[2] not in told] or deaths
+    deaths = [death for death in deaths if death[2] not in TOLD] or deaths
     if first and first.in_vain and all(code == -signal.SIGKILL for _, _, code in deaths):
         return first.message + "".join(f"; worker {rank} did not answer and was ended" for _, rank, _ in sorted(deaths))
     if first and not deaths:
@@ -190,6 +216,7 @@ class Report:
     in_vain: bool
     """It waited for another worker until its patience ended; that one may still be there."""
     time: float
+    """By the clock that all processes of a machine share and nobody sets."""
 
 
 def report_failure(error: BaseException, message: str) -> bool:
@@ -198,7 +225,7 @@ def report_failure(error: BaseException, message: str) -> bool:
     if not folder or "RANK" not in os.environ:
         return False
     lost = isinstance(error, PeerLost)
-    report = Report(message, lost, lost and " waited " in message, time.time())
+    report = Report(message, lost, lost and " waited " in message, time.monotonic())
     with contextlib.suppress(OSError):  # the parent still sees the exit code
         name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{os.environ['RANK']}"
         temporary = Path(folder) / f".{name}"
@@ -207,11 +234,23 @@ def report_failure(error: BaseException, message: str) -> bool:
     return True
 
 
-def _reports(folder: Path) -> dict[int, Report]:
-    """By rank; of the last start, where workers were started several times."""
+def _reports(folder: Path, start: int | None = None) -> dict[int, Report]:
+    """By rank; of the last start that left any, where workers were started several times."""
     found = {path: tuple(map(int, path.stem.split("-"))) for path in folder.glob("*.json")}
-    last = max((start for start, _ in found.values()), default=0)
-    return {rank: Report(**json.loads(path.read_text())) for path, (start, rank) in found.items() if start == last}
+    wanted = max((at for at, _ in found.values()), default=0) if start is None else start
+    return {rank: Report(**json.loads(path.read_text())) for path, (at, rank) in found.items() if at == wanted}
+
+
+def why_restarted() -> str | None:
+    """For a worker that was started again: which start it is and what ended the one before, as far as anybody could say."""
+    start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if not start:
+        return None
+    folder = os.environ.get(REPORTS)
+    before = _reports(Path(folder), start - 1) if folder else {}
+    reports = sorted(before.values(), key=lambda report: (report.consequence, report.time))
+    why = reports[0].message if reports else "a worker was lost"
+    return f"restart {start} of {os.environ.get('TORCHELASTIC_MAX_RESTARTS', '?')} ({why})"
 
 
 def as_peer_lost(error: Exception) -> Exception:

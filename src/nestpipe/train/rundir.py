@@ -22,35 +22,35 @@ class RunError(ValueError):
 class RunDirectory:
     """One run's files, written by rank 0 alone; on other ranks every method does nothing.
 
-    An existing run is never written to.  `path` should be the same on all ranks: choose it (`default_path`) before the
-    workers start, as the default has the time in it.
+    An existing run is never written to, unless it goes on.  `path` should be the same on all ranks: choose it (`default_path`)
+    before the workers start, as the default has the time in it.
     """
 
-    def __init__(
-        self, recipe: Recipe, path: str | Path | None = None, rank: int = 0, resumed_at: int | None = None
-    ) -> None:
-        """`resumed_at`: the run is there already and goes on after so many steps; what it logged of later ones is dropped."""
+    def __init__(self, recipe: Recipe, path: str | Path | None = None, rank: int = 0, *, goes_on: bool = False) -> None:
+        """`goes_on`: the run is there already, and is left as it is until `go_back_to`."""
         self.path = default_path(recipe.name) if path is None else Path(path)
         self._writes = rank == 0
-        if self._writes and resumed_at is not None:
-            self._go_back_to(resumed_at)
-            self._write("recipe.toml", recipe.to_toml())
-        elif self._writes:
+        self._recipe = recipe.to_toml()
+        if self._writes and not goes_on:
             with _one_line(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
                 if any(self.path.iterdir()):
                     raise FileExistsError
                 # "x" and not "w": of two runs that start in one directory at the same time, one gets it.
-                with (self.path / "recipe.toml").open("x", encoding="utf-8") as file:
-                    file.write(recipe.to_toml())
+                (self.path / "recipe.toml").open("x").close()
+            self._write("recipe.toml", self._recipe)
 
-    def _go_back_to(self, step: int) -> None:
+    def go_back_to(self, step: int) -> None:
+        """The run goes on after so many steps: what it logged of later ones is dropped."""
+        if not self._writes:
+            return
         path = self.path / "metrics.jsonl"
         with _one_line(path):
             (self.path / "summary.json").unlink(missing_ok=True)
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         kept = [line for line in lines if _step_of(line) <= step]
         self._write("metrics.jsonl", "".join(line + "\n" for line in kept))
+        self._write("recipe.toml", self._recipe)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; it is in the file when this returns.  nan and infinity become null."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 GRACE_SECONDS = 1.0
+LAUNCHER = "NESTPIPE_LAUNCHER"
+"""Names the process that has started this worker."""
 
 last_words: list[Callable[[], None]] = []
 """What a worker still does when a signal ends it: short, and from a thread of its own while the others run on."""
@@ -43,7 +46,22 @@ def ending_orderly(ask: Callable[[], None], seconds: float) -> Iterator[None]:
 
 def _end_after(seconds: float, number: int) -> None:
     time.sleep(seconds)
+    late = f"nestpipe: stopped with nothing new saved: it took longer than checkpoint.stop_seconds, {seconds:g}\n"
+    os.write(2, late.encode())
     os._exit(128 + number)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_launcher() -> None:
+    """A worker whose launcher is killed goes with it: it must not go on writing where the run is resumed meanwhile."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    launcher = int(os.environ.get(LAUNCHER, os.getppid()))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it was killed before this worker could say so
+        os._exit(128 + signal.SIGKILL)
 
 
 def end_on_signals() -> None:
@@ -55,6 +73,7 @@ def end_on_signals() -> None:
     """
     global _watched
     _watched = True
+    end_with_launcher()
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 

@@ -17,6 +17,7 @@ from nestpipe.data.source import DataError
 from nestpipe.engine.micro_plan import MicroPlan
 from nestpipe.engine.tuner import Choice, Tuner
 from nestpipe.pipeline import Progress
+from nestpipe.train.alike import check_alike
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
 from nestpipe.train.digest import digest
@@ -50,9 +51,15 @@ def train(
     `resumed`: the checkpoint of run `run` to go on from; `goes_on` without one: the run was interrupted before its first.
     """
     torch.set_num_threads(recipe.train.threads)
-    directory = RunDirectory(recipe, run, world.rank, (resumed.step if resumed else 0) if goes_on else None)
+    directory = RunDirectory(recipe, run, world.rank, goes_on=goes_on)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
+    check_alike(
+        world,
+        checkpoints=resumed.digest if resumed else None,
+        training_data=source.extent,
+        held_out_data=held_out.extent,
+    )
     pipeline = make_pipeline(
         recipe,
         source,
@@ -67,6 +74,8 @@ def train(
         with Display(f"{recipe.name}: reading step {resumed.step}", on=world.rank == 0 and not quiet) as display:
             go_on(pipeline, resumed, lambda done: display.show(done, "rows"))
         pace.go_on(resumed.step, resumed.trainer)
+    if goes_on:
+        directory.go_back_to(pace.steps)
     checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
     stopped = False
     chosen = NewChoices(pipeline.plan)

@@ -1,0 +1,29 @@
+"""What every worker must have found the same by itself before all of them begin."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+
+from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.world import World
+
+
+class NotAlike(ValueError):
+    """Workers see different files; the message is one line, and the same on all of them."""
+
+
+def check_alike(world: World, **found: object) -> None:
+    """NotAlike, on all workers, unless each of these is the same on every one."""
+    mine = [int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "little") for value in found.values()]
+    both = torch.tensor([*mine, *(-number for number in mine)])
+    Exchange(world, "metrics").all_reduce(both, dist.ReduceOp.MAX)
+    highest, lowest = both[: len(mine)], -both[len(mine) :]
+    for name, high, low in zip(found, highest.tolist(), lowest.tolist()):
+        if high != low:
+            raise NotAlike(
+                f"workers see different {name.replace('_', ' ')}: all need the same files, at the same paths; "
+                "look for a machine whose disk is not the shared one, or has old copies"
+            )

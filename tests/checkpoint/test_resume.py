@@ -1,0 +1,137 @@
+"""Promise: a run that is resumed ends with the bits of one that was never interrupted, whatever changes from life to life."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import EVERY, digest_at, disk, log_of, losses, resume, small, steps_in, train_run
+
+from nestpipe.checkpoint.folder import Folder
+from nestpipe.comm.world import World
+from nestpipe.schedule import BUILDERS
+from workers import run
+
+KEEP_ALL = "checkpoint.keep=99"
+
+
+def interrupted_twice(world: World, model: str, folder: str) -> dict[str, Any]:
+    """Every schedule and tier: begun under it, interrupted after step 6 of 10 and after step 9 of 13, gone on with to the end.
+
+    Going back to an older step of a longer run is what an interruption leaves: later batches were already being prepared.
+    """
+    where = Path(folder)
+    untouched = train_run(world, model, small(model), str(where / "untouched"))
+    found = {}
+    for schedule in BUILDERS:
+        for tier in ("dram", "disk"):
+            path = str(where / f"{schedule}-{tier}")
+            base = [f"pipeline.schedule={schedule}", EVERY, KEEP_ALL, "checkpoint.full_every=2"]
+            settings = small(model, *base, *(disk(where) if tier == "disk" else []))
+            first = train_run(world, model, [*settings, "train.steps=10"], path)
+            second = resume(world, model, [*settings, "train.steps=13"], path, 6)
+            last = resume(world, model, settings, path, 9)
+            found[f"{schedule} {tier}"] = [
+                first["steps"],
+                second["steps"],
+                last["steps"],
+                last["digest"],
+                last["metrics"],
+            ]
+    return {"untouched": [10, 13, untouched["steps"], untouched["digest"], untouched["metrics"]], **found}
+
+
+@pytest.mark.parametrize("model", ["dlrm", "hstu"])
+def test_interrupted_twice_under_every_schedule(tmp_path: Path, model: str) -> None:
+    """DLRM, and HSTU with dropout, 2 epochs of uneven shards, evaluations in between, chains of checkpoints: the same digest,
+    the same held-out metrics, the same losses, and every step in the log once."""
+    found = run(2, interrupted_twice, model, str(tmp_path), deadline=170.0)
+    assert found[0] == found[1]
+    expected = found[0].pop("untouched")
+    assert expected[2] == 16 and len(found[0]) == 8
+    for setting, left in found[0].items():
+        assert left == expected, f"{model} {setting}"
+    logged = losses(tmp_path / "untouched")
+    for path in tmp_path.iterdir():
+        if path.is_dir():
+            assert losses(path) == logged, path.name
+            evaluated = [line["step"] for line in log_of(path) if "eval" in line]
+            assert evaluated == [5, 10, 15, 16], path.name
+
+
+def changing_schedules(world: World, folder: str) -> list[str]:
+    """A run that goes on under another schedule and tier every three steps, and one that does not."""
+    path = str(Path(folder) / "run")
+    untouched = train_run(world, "dlrm", small("dlrm"), str(Path(folder) / "untouched"))
+    settings = small("dlrm", EVERY)
+    train_run(world, "dlrm", [*settings, "train.steps=3"], path)
+    for number, schedule in enumerate(["nested", "dbp", "fwp"], start=2):
+        tier = disk(Path(folder)) if number % 2 else []
+        resume(world, "dlrm", [*settings, *tier, f"pipeline.schedule={schedule}", f"train.steps={3 * number}"], path)
+    last = resume(world, "dlrm", settings, path)
+    return [untouched["digest"], last["digest"]]
+
+
+def test_the_schedule_and_the_tier_may_change(tmp_path: Path) -> None:
+    first, last = run(2, changing_schedules, str(tmp_path))[0]
+    assert first == last
+
+
+def test_other_numbers_of_workers(tmp_path: Path) -> None:
+    """2 -> 3 -> 1 -> 4 workers: rows, state and dense model are the same bits at every load, and the losses that follow are those
+    of the run that never changed, to 1e-5."""
+    settings = small("dlrm", EVERY, "checkpoint.full_every=3")
+    unchanged = run(2, train_run, "dlrm", small("dlrm"), str(tmp_path / "unchanged"))[0]
+    path = str(tmp_path / "run")
+    left = run(2, train_run, "dlrm", [*settings, "train.steps=4"], path)[0]
+    for workers, until in ((3, 8), (1, 12), (4, None)):
+        at_load = run(workers, digest_at, "dlrm", settings, path)
+        assert at_load == [left["digest"]] * workers, f"{workers} workers"
+        steps = [] if until is None else [f"train.steps={until}"]
+        left = run(workers, resume, "dlrm", [*settings, *steps], path)[0]
+    assert left["steps"] == unchanged["steps"] == 16 and left["samples"] == unchanged["samples"] == 460
+    expected, found = losses(tmp_path / "unchanged"), losses(path)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert [found[step] for step in range(1, 5)] == [expected[step] for step in range(1, 5)]
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    """The last `keep`, and what they stand on: every third is full (1, 4, 7, 10, 13), the others stand on those since."""
+    settings = small("dlrm", "checkpoint.every_steps=1", "checkpoint.keep=2", "checkpoint.full_every=3")
+    run(1, train_run, "dlrm", [*settings, "train.steps=11"], str(tmp_path / "run"))
+    folder = Folder(tmp_path / "run" / "checkpoints")
+    assert folder.steps() == [10, 11] and folder.read(10).manifest.full
+    assert [step.manifest.step for step in folder.chain(folder.read(11))] == [10, 11]
+    run(1, resume, "dlrm", [*settings, "train.steps=12"], str(tmp_path / "run"))
+    assert folder.steps() == [10, 11, 12]
+    assert [step.manifest.step for step in folder.chain(folder.read(12))] == [10, 11, 12]
+    run(1, resume, "dlrm", [*settings, "train.steps=14"], str(tmp_path / "run"))
+    assert folder.steps() == [13, 14]
+
+
+def test_the_best_is_kept_and_can_be_gone_on_from(tmp_path: Path) -> None:
+    """By a held-out metric, over an interruption, beside the last one; a worse evaluation later writes nothing."""
+    settings = small("dlrm", "checkpoint.best=log_loss", "checkpoint.keep=1", "eval.every=2", "tables.lr=0.9")
+    run(2, train_run, "dlrm", [*settings, "train.steps=7"], str(tmp_path / "run"))
+    run(2, resume, "dlrm", settings, str(tmp_path / "run"))
+    scores = {line["step"]: line["eval"]["log_loss"] for line in log_of(tmp_path / "run") if "eval" in line}
+    best = min(scores, key=lambda step: scores[step])
+    folder = Folder(tmp_path / "run" / "checkpoints")
+    assert best < 14 and folder.best("log_loss")[0] == best and folder.steps()[-1] == 16
+    written = [line["checkpoint"]["step"] for line in log_of(tmp_path / "run") if "checkpoint" in line]
+    improved = [step for step in scores if all(scores[step] < scores[s] for s in scores if s < step)]
+    assert set(written) <= {*improved, 7, 16}
+    run(2, digest_at, "dlrm", settings, str(tmp_path / "run"), best)
+
+
+def test_going_back_gives_up_what_came_later(tmp_path: Path) -> None:
+    """From an older step: later checkpoints and log lines are gone, so that nobody goes on from a branch that was left."""
+    settings = small("dlrm", EVERY, KEEP_ALL, "checkpoint.full_every=2")
+    path = str(tmp_path / "run")
+    before = run(1, train_run, "dlrm", [*settings, "train.steps=15"], path)[0]
+    assert steps_in(path) == [3, 6, 9, 12, 15]
+    after = run(1, resume, "dlrm", [*settings, "train.steps=7", "tables.lr=0.5"], path, 6)[0]
+    assert steps_in(path) == [3, 6, 7] and after["steps"] == 7 and max(losses(path)) == 7
+    again = run(1, resume, "dlrm", [*settings, "train.steps=15", "tables.lr=0.5"], path)[0]
+    assert steps_in(path) == [3, 6, 7, 9, 12, 15] and again["digest"] != before["digest"]

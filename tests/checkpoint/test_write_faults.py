@@ -1,0 +1,173 @@
+"""What goes wrong while a checkpoint is written: one line for all workers, the ones before untouched, nothing half done left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from runs import EVERY, digest_at, log_of, recipe_of, resume, small, steps_in, train_run
+
+import nestpipe.train.checkpoints
+from nestpipe.checkpoint import tensors, writer
+from nestpipe.checkpoint.errors import CheckpointError, NotWritten
+from nestpipe.checkpoint.folder import Folder
+from nestpipe.comm.errors import PeerLost
+from nestpipe.comm.world import World
+from nestpipe.train.checkpoints import refuse_others
+from workers import run, run_once
+
+
+def full_disk(world: World, folder: str, rank: int, after: int) -> tuple[str, str]:
+    """A run whose worker `rank` finds its disk full after so many writes; what each worker raised."""
+    real, written = tensors._write_all, [0]
+
+    def write_all(file: int, view: memoryview) -> None:
+        written[0] += 1
+        if written[0] > after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file, view)
+
+    if world.rank == rank:
+        tensors._write_all = write_all
+    try:
+        train_run(world, "dlrm", small("dlrm", EVERY), folder)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        tensors._write_all = real
+    return "", "nothing"
+
+
+@pytest.mark.parametrize(("rank", "after"), [(0, 70), (1, 18)])
+def test_a_full_disk_is_named_with_its_worker(tmp_path: Path, rank: int, after: int) -> None:
+    """Both workers say the same of the same worker; what was committed is whole; no directory is left half written."""
+    found = run_once(2, full_disk, str(tmp_path / "run"), rank, after, timeout=30.0, deadline=60.0)
+    said = {text for kind, text in found if kind == "NotWritten"}
+    assert len(said) == 1 and {kind for kind, _ in found} <= {"NotWritten", "PeerLost"}, found
+    assert f"was not written: rank {rank}: No space left on device: make room, or set checkpoint.path" in said.pop()
+    steps = steps_in(tmp_path / "run")
+    assert steps and not list((tmp_path / "run" / "checkpoints").glob(".writing-*"))
+    run(2, digest_at, "dlrm", small("dlrm", EVERY), str(tmp_path / "run"), steps[-1])
+
+
+def test_a_directory_that_cannot_be_made_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the directory of the new checkpoint could be made: all others are still there."""
+
+    def refuse(self: Folder, step: int) -> None:
+        if step > 8:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        self.writing(step).mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(Folder, "start_writing", refuse)
+    with pytest.raises(NotWritten, match="rank 0: Disk quota exceeded"):
+        train_run(World.single(), "dlrm", small("dlrm", EVERY), str(tmp_path / "run"))
+    assert steps_in(tmp_path / "run") == [3, 6]
+
+
+def slow_disk(world: World, folder: str) -> list[int]:
+    """Worker 1's disk takes longer for a file than workers wait for one another."""
+    real = writer.write_tensors
+
+    def write_tensors(path: Path, named: Any) -> tensors.Written:
+        time.sleep(2.5 * (path.name == "worker1.safetensors"))
+        return real(path, named)
+
+    writer.write_tensors = write_tensors  # type: ignore[assignment]
+    train_run(world, "dlrm", small("dlrm", "train.steps=4", "checkpoint.every_steps=3"), folder)
+    return steps_in(folder)
+
+
+def test_a_disk_may_be_slower_than_workers_are_patient(tmp_path: Path) -> None:
+    """A timeout of 2 s is for workers that do not answer, not for those that write."""
+    assert run_once(2, slow_disk, str(tmp_path / "run"), timeout=2.0) == [[3, 4]] * 2
+
+
+def gone_while_waited_for(world: World, folder: str) -> str:
+    """Worker 1 stops answering while worker 0 waits for it with its part of a checkpoint."""
+    real = writer.CheckpointWriter.wait
+
+    def wait(self: writer.CheckpointWriter) -> None:
+        if world.rank == 1 and self._thread is not None:
+            time.sleep(60)
+        real(self)
+
+    if world.rank == 1:
+        writer.CheckpointWriter.wait = wait  # type: ignore[method-assign]
+        writer.write_tensors = lambda path, named: time.sleep(60)  # type: ignore[assignment]
+    started = time.monotonic()
+    try:
+        train_run(world, "dlrm", small("dlrm", "train.steps=3", "checkpoint.every_steps=3"), folder)
+    except PeerLost as error:
+        assert time.monotonic() - started < 20
+        os._exit(0 if "waited 2 s for" in str(error) else 1)
+    return "nothing"
+
+
+def test_a_worker_that_stalls_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
+    """By the same deadline as in training, though a disk may take an hour."""
+    started = time.monotonic()
+    with pytest.raises(AssertionError):
+        run_once(2, gone_while_waited_for, str(tmp_path / "run"), timeout=2.0, deadline=12.0)
+    assert time.monotonic() - started < 60 and not steps_in(tmp_path / "run")
+
+
+def test_time_based_checkpoints_follow_a_clock_that_nobody_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wall clock jumps to and fro by days at every look; the other one says that a minute passes at every third step."""
+    days = iter(range(1, 10**6))
+    monkeypatch.setattr(time, "time", lambda: 1.7e9 + (-1) ** next(days) * 86400 * next(days))
+    untouched = train_run(World.single(), "dlrm", small("dlrm"), str(tmp_path / "untouched"))
+    looks = iter(range(10**6))
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 20.1 * next(looks))
+    monkeypatch.setattr(nestpipe.train.checkpoints, "time", clock)
+    settings = small("dlrm", "checkpoint.every_minutes=1", "checkpoint.keep=99")
+    summary = train_run(World.single(), "dlrm", settings, str(tmp_path / "run"))
+    steps = steps_in(tmp_path / "run")
+    assert 4 <= len(steps) <= 12 and steps[-1] == 30 and summary["digest"] == untouched["digest"], steps
+    created = [
+        json.loads((tmp_path / f"run/checkpoints/step-{s:08d}/manifest.json").read_text())["created"] for s in steps
+    ]
+    assert all(datetime.fromisoformat(text) for text in created)
+
+
+def test_a_wall_clock_alone_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = iter(range(1, 10**6))
+    monkeypatch.setattr(time, "time", lambda: 1.7e9 + 86400 * next(days))
+    settings = small("dlrm", "checkpoint.every_minutes=10", "checkpoint.keep=99")
+    train_run(World.single(), "dlrm", settings, str(tmp_path / "run"))
+    assert steps_in(tmp_path / "run") == [30], "that of the end"
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """A run that is being trained cannot be gone on with by another process; a new run does not mix with another's."""
+    train_run(World.single(), "dlrm", small("dlrm", EVERY), str(tmp_path / "run"))
+    path = tmp_path / "run" / "checkpoints"
+    first, second = Folder(path), Folder(path)
+    first.lock()
+    with pytest.raises(CheckpointError, match="in use by another process"):
+        second.lock(0.1)
+    first.unlock()
+    second.lock(0.1)
+    with pytest.raises(
+        CheckpointError, match="has checkpoints already, the last of step 30: go on with that run by --resume"
+    ):
+        refuse_others(recipe_of("dlrm", small("dlrm", EVERY, f"checkpoint.path='{path}'")), tmp_path / "other")
+
+
+def test_a_damaged_old_one_does_not_end_a_training(tmp_path: Path) -> None:
+    """What is wrong with a checkpoint that nobody asks for is no reason to stop writing new ones."""
+    settings = small("dlrm", EVERY, "checkpoint.best=auc", "checkpoint.keep=2", "checkpoint.full_every=1")
+    train_run(World.single(), "dlrm", [*settings, "train.steps=7"], str(tmp_path / "run"))
+    oldest = steps_in(tmp_path / "run")[0]
+    (tmp_path / "run" / "checkpoints" / f"step-{oldest:08d}" / "manifest.json").write_text("{}")
+    resume(World.single(), "dlrm", settings, str(tmp_path / "run"))
+    assert steps_in(tmp_path / "run")[-1] == 30 and oldest not in steps_in(tmp_path / "run")
+    assert [line["checkpoint"]["step"] for line in log_of(tmp_path / "run") if "checkpoint" in line][-1] == 30

@@ -1,0 +1,93 @@
+"""A worker that is lost in a run with `--max-restarts`: all start again from the last checkpoint, and the bits are the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from commands import DEADLINE, TORCHRUN, Command, nestpipe, one_line, refused, small, until
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+
+from runs import train_run
+
+from nestpipe.checkpoint.folder import Folder
+from workers import run
+
+LENGTH = ["data.samples=20000", "train.log_every=1", "pipeline.schedule=dbp", "train.steps=90"]
+EVERY = ["checkpoint.every_steps=30"]
+
+
+def untouched(folder: Path) -> str:
+    sizes = [setting for setting in small(*LENGTH, workers=2) if "=" in setting]
+    return str(run(2, train_run, "dlrm", sizes, str(folder / "untouched"))[0]["digest"])
+
+
+def saved(command: Command) -> int:
+    return max(Folder(command.run / "checkpoints").steps(), default=0)
+
+
+def lost(command: Command, worker: int, number: signal.Signals) -> int:
+    """Sends the signal to a worker of the group that trains now, and waits until another group does."""
+    before = command.workers()
+    os.kill(before[worker], number)
+    assert until(DEADLINE, lambda: before[worker] not in command.workers().values())
+    return before[worker]
+
+
+def test_restarts_before_and_after_the_first_checkpoint(tmp_path: Path) -> None:
+    """A worker killed before anything was saved: all begin anew.  One stopped beyond the deadline after step 30: all go on from
+    there.  Both are said, with what was noticed; the digest is that of a run that nobody touched."""
+    command = Command(
+        tmp_path, [*small(*LENGTH, *EVERY, workers=2), "--max-restarts", "2", "--timeout", "4", "--json", "-"]
+    )
+    first = command.once_training(2)
+    assert saved(command) == 0, "too late"
+    os.kill(first[1], signal.SIGKILL)
+    assert until(DEADLINE, lambda: saved(command) >= 30)
+    second = command.workers()
+    assert len(second) == 2 and not {*first.values()} & {*second.values()}
+    os.kill(second[0], signal.SIGSTOP)
+    ended = command.wait()
+    summary = ended.summary()
+    said = [line for line in ended.err.splitlines() if line.startswith("nestpipe: restart")]
+    assert len(said) == 2, ended.err
+    assert re.fullmatch(
+        r"nestpipe: restart 1 of 2 \(.*rank 0 .*\); starting over, as there is no checkpoint yet", said[0]
+    )
+    assert re.fullmatch(r"nestpipe: restart 2 of 2 \(.*rank 1 .*\); going on from step [36]0", said[1]), said[1]
+    assert summary["digest"] == untouched(tmp_path)
+
+
+def test_a_worker_that_fails_every_time(tmp_path: Path) -> None:
+    """One line in the end, which says how often it was tried."""
+    diverging = ["tables.optimizer=sgd", "tables.lr=1e30", "dense.optimizer=sgd", "dense.lr=1e30", *EVERY]
+    ended = nestpipe(tmp_path, *small(*diverging), "--max-restarts", "1")
+    told, last = ended.err.splitlines()
+    assert ended.code == 1 and told.startswith("nestpipe: restart 1 of 1 (batch 1: the "), ended.err
+    assert last.startswith("nestpipe: batch 1: the ") and last.endswith("; given up after 1 restart"), last
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    """torchrun's own restarts do the same, where the run has a directory."""
+    arguments = [*small(*LENGTH, *EVERY), "--run-dir", str(tmp_path / "joined"), "--json", "-"]
+    launcher = [part for part in TORCHRUN if part != "--standalone"]
+    options = ["2", "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=2"]
+    command = Command(tmp_path, arguments, run="joined", cold=[*launcher, *options, "-m", "nestpipe"])
+    command.once_training(2)
+    assert until(DEADLINE, lambda: saved(command) >= 30)
+    os.kill(command.workers()[0], signal.SIGKILL)
+    ended = command.wait(litter=True)
+    assert re.search(r"nestpipe: restart 1 of 2 \(a worker was lost\); going on from step [36]0\n", ended.err), (
+        ended.err
+    )
+    assert ended.summary()["digest"] == untouched(tmp_path)
+
+
+def test_what_cannot_be_restarted_is_refused(tmp_path: Path) -> None:
+    refused(nestpipe(tmp_path, *small(), "--max-restarts", "2"), "--max-restarts needs checkpoints", "every_steps")
+    refused(nestpipe(tmp_path, *small(*EVERY), "--max-restarts", "-1"), "at least 0")
+    one_line(nestpipe(tmp_path, *small(*EVERY), "--from", "3"))
