@@ -91,7 +91,7 @@ def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
             if marked is one
         ]
         stands = [base.name for base in manifest.base]
-        rows = sum(group.rows for group in manifest.groups)
+        rows = sum(group.rows for group in manifest.groups if not group.waiting)
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items() if value is not None)
         table.add_row(
             str(manifest.step),
@@ -136,7 +136,8 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     groups = []
     for group in manifest.groups:
         size = group.rows * (group.dim + group.state_width) * np.dtype(group.dtype).itemsize
-        row = [", ".join(group.tables), f"{group.rows:,}", str(group.dim), group.dtype, group.optimizer]
+        names = ", ".join(group.tables) + " (keys that wait for a row)" * group.waiting
+        row = [names, f"{group.rows:,}", str(group.dim), group.dtype, group.optimizer]
         tables.add_row(*row, str(group.state_width), _bytes(size))
         groups.append({**vars(group), "bytes": size})
     files = _table("files", "file", "kind", ("worker", 1), ("rows", 1), ("bytes", 1))

@@ -35,7 +35,7 @@ def check_chain(chain: list[Checkpoint], tell: Callable[[float], None] = lambda 
     for file in _checked_files(chain):
         files, done = files + 1, done + file.bytes
         tell(done / total)
-    return Checked(len(chain), files, done, sum(group.rows for group in chain[-1].manifest.groups))
+    return Checked(len(chain), files, done, sum(group.rows for group in chain[-1].manifest.groups if not group.waiting))
 
 
 def _checked_files(chain: list[Checkpoint]) -> Iterator[File]:

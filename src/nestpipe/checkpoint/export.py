@@ -79,9 +79,9 @@ def export_table(
 def place_of(manifest: Manifest, table: str) -> tuple[int, int]:
     """The table's group and its number there."""
     for number, group in enumerate(manifest.groups):
-        if table in group.tables:
+        if table in group.tables and not group.waiting:
             return number, group.tables.index(table)
-    there = ", ".join(name for group in manifest.groups for name in group.tables)
+    there = ", ".join(name for group in manifest.groups for name in group.tables if not group.waiting)
     raise CheckpointError(f"no table {table!r} in the checkpoint; there are {there}")
 
 

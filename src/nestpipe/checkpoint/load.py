@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from nestpipe.checkpoint.dense import restore_dense
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
+from nestpipe.checkpoint.kept import Kept, kept_of
 from nestpipe.checkpoint.manifest import File, Group
 from nestpipe.checkpoint.random_state import read_random
 from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, in_order, read_rows
 from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
-from nestpipe.checkpoint.writer import describe
 from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.world import World
 from nestpipe.keys import owners_of
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.cut import Rows
-from nestpipe.tables.group import TableGroup
 
 SEED_OF_OTHERS = 7_368_787
 """Random numbers of workers that had none in the checkpoint begin from this, the step and the rank."""
@@ -36,7 +35,8 @@ def restore(
     The pipeline is fresh; all workers call it together.  `tell` hears how much is done.
     """
     last = chain[-1]
-    check_tables(pipeline, chain)
+    kept = kept_of(pipeline)
+    check_tables(kept, chain)
     dense = next(iter(last.manifest.of("dense")))
     restore_dense(pipeline, read_tensors(last.path / dense.name, dense.written), str(last.path / dense.name))
     total = sum(file.bytes for checkpoint in chain for file in in_order(checkpoint.manifest.files)) or 1
@@ -44,25 +44,26 @@ def restore(
     for checkpoint in chain:
         # The first fills empty tables: what it brings twice is there already.  Of others the keys must be remembered.
         once = [
-            NoKeyTwice(store.index if checkpoint is chain[0] else count_rows(checkpoint, number))
-            for number, store in enumerate(pipeline.sparse.stores)
+            NoKeyTwice(one.index if checkpoint is chain[0] else count_rows(checkpoint, number))
+            for number, one in enumerate(kept)
         ]
         for file in in_order(checkpoint.manifest.files):
             # Where the number of workers is the same, so are the owners: nobody reads what is another's.
             if checkpoint.manifest.workers != pipeline.world.size or file.worker == pipeline.world.rank:
-                _apply(pipeline, checkpoint, file, once[file.group])
+                _apply(pipeline.world, kept[file.group], checkpoint, file, once[file.group])
             done += file.bytes
             tell(done / total)
-    _check_counts(pipeline, last)
+    _check_counts(pipeline.world, kept, last)
+    _restore_life(pipeline, last)
     _restore_random(pipeline, last)
     pipeline.resume_at(last.manifest.step)
 
 
-def check_tables(pipeline: TrainPipeline, chain: list[Checkpoint]) -> None:
+def check_tables(kept: list[Kept], chain: list[Checkpoint]) -> None:
     """CheckpointError unless rows of the chain fit this model's tables."""
     for checkpoint in chain:
         theirs = checkpoint.manifest.groups
-        ours = [describe(group) for group in pipeline.sparse.groups]
+        ours = [one.group for one in kept]
         if len(theirs) != len(ours):
             raise CheckpointError(f"{checkpoint.path} has {len(theirs)} groups of tables and the model {len(ours)}")
         for a, b in zip(theirs, ours):
@@ -74,32 +75,34 @@ def check_tables(pipeline: TrainPipeline, chain: list[Checkpoint]) -> None:
                     )
 
 
-def _apply(pipeline: TrainPipeline, checkpoint: Checkpoint, file: File, once: NoKeyTwice) -> None:
-    world = pipeline.world
-    group: TableGroup = pipeline.sparse.groups[file.group]
-    store = pipeline.sparse.stores[file.group]
+def _apply(world: World, kept: Kept, checkpoint: Checkpoint, file: File, once: NoKeyTwice) -> None:
     rows = read_rows(checkpoint, file)
     if checkpoint.manifest.workers != world.size:
         mine = owners_of(rows.tables, rows.keys, world.size) == world.rank
         rows = Rows(rows.tables[mine], rows.keys[mine], rows.values[mine], rows.state[mine])
     if file.kind == "removed":
-        store.remove(rows.tables, rows.keys)
+        kept.remove(rows.tables, rows.keys)
         return
     once.add(rows, checkpoint, file)
-    state = np.zeros((len(rows), group.state_width), group.dtype)
-    state[:, : group.kept_width] = rows.state
-    store.writeback(rows.tables, rows.keys, np.ascontiguousarray(rows.values), state)
+    kept.put(rows)
 
 
-def _check_counts(pipeline: TrainPipeline, last: Checkpoint) -> None:
+def _check_counts(world: World, kept: list[Kept], last: Checkpoint) -> None:
     """All workers together have as many rows as the checkpoint says."""
-    counts = torch.tensor([len(store) for store in pipeline.sparse.stores], dtype=torch.int64)
-    Exchange(pipeline.world, "checkpoint").all_reduce(counts)
+    counts = torch.tensor([len(one) for one in kept], dtype=torch.int64)
+    Exchange(world, "checkpoint").all_reduce(counts)
     for count, group in zip(counts.tolist(), last.manifest.groups):
         if count != group.rows:
             raise CheckpointError(
                 f"{last.path}: {_name(group)} has {count:,} rows in its files and {group.rows:,} in its manifest; {OTHERWISE}"
             )
+
+
+def _restore_life(pipeline: TrainPipeline, last: Checkpoint) -> None:
+    try:
+        pipeline.sparse.restore_life(last.manifest.life)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{last.path}: life of its tables is not to be read ({error}); {OTHERWISE}") from None
 
 
 def _restore_random(pipeline: TrainPipeline, last: Checkpoint) -> None:

@@ -55,6 +55,10 @@ class File:
         return Written(self.name, self.bytes, self.sha256)
 
 
+SIGHTINGS = "sightings"
+"""In place of an optimizer's name."""
+
+
 @dataclass(frozen=True)
 class Group:
     """A table group: what must be alike where its rows are loaded."""
@@ -66,6 +70,11 @@ class Group:
     optimizer: str
     rows: int = 0
     """Rows in this checkpoint with all that it stands on, over all workers."""
+
+    @property
+    def waiting(self) -> bool:
+        """Not rows, but (sightings, last batch) of keys that have none yet: whole numbers in the bits of float32."""
+        return self.optimizer == SIGHTINGS
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,8 @@ class Manifest:
     """In the order in which they are applied; empty: this one is complete in itself."""
     data: dict[str, Any] = field(default_factory=dict)
     """Where the data goes on."""
+    life: dict[str, Any] = field(default_factory=dict)
+    """Of admission and eviction, where tables have such: keys evicted so far, and what its clock knows."""
     trainer: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float | None] = field(default_factory=dict)
     """Held-out metrics at this step, where there was an evaluation."""
@@ -215,7 +226,7 @@ def _manifest(raw: Any) -> Manifest:
         raise ValueError("workers must be at least 1")
     for name in ("recipe", "created"):
         _text(raw, name)
-    for name in ("data", "trainer", "metrics"):
+    for name in ("data", "life", "trainer", "metrics"):
         if not isinstance(raw[name], dict):
             raise ValueError(f"{name} must be an object")
     for value in raw["metrics"].values():
@@ -242,9 +253,14 @@ def _check_files(files: list[File], workers: int) -> None:
 
 
 def _check_groups(groups: list[Group], files: list[File], full: bool) -> None:
-    names = [name for group in groups for name in group.tables]
+    names = [(group.waiting, name) for group in groups for name in group.tables]
     if len(set(names)) < len(names):
         raise ValueError("two tables have one name")
+    tables = [group.tables for group in groups if not group.waiting]
+    if not all(
+        group.tables in tables and (group.dim, group.state_width) == (2, 0) for group in groups if group.waiting
+    ):
+        raise ValueError("sightings must be two numbers of keys of the tables")
     if full and any(file.kind == "removed" for file in files):
         raise ValueError("a checkpoint that stands on nothing has no keys that went")
     for number, group in enumerate(groups):

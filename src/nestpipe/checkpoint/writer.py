@@ -25,12 +25,13 @@ import torch.distributed as dist
 from nestpipe.checkpoint.dense import clone_dense
 from nestpipe.checkpoint.errors import CheckpointError, NotWritten
 from nestpipe.checkpoint.folder import Checkpoint, Folder
+from nestpipe.checkpoint.kept import kept_of
 from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
 from nestpipe.checkpoint.tensors import write_tensors
 from nestpipe.comm.exchange import Exchange
+from nestpipe.engine.life_state import summed
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.cut import Cut, Rows
-from nestpipe.tables.group import TableGroup
 
 SHARD_BYTES = 1 << 26
 """Rows are written in files of about this size, of which one is held in memory at a time."""
@@ -62,6 +63,8 @@ class _Job:
     dense: dict[str, torch.Tensor]
     random: torch.Tensor
     rows: list[int]
+    life: dict[str, Any]
+    """Of admission and eviction: this worker's counts, and what all have alike."""
     data: dict[str, Any]
     """This worker's part of the position in the data."""
     about: dict[str, Any]
@@ -93,22 +96,23 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._saved: list[Saved] = []
         self._error: BaseException | None = None
-        for store in pipeline.sparse.stores:
-            store.follow_changes()
+        self._kept = kept_of(pipeline)
+        for kept in self._kept:
+            kept.follow_changes()
 
     def save(self, data: dict[str, Any], about: Mapping[str, Any]) -> None:
         """Begins a checkpoint of what is trained by now.  Waits for the one before, if that is still being written."""
         self.wait()
         self.pipeline.settle()
         full = not self._chain or len(self._chain) >= self._full_every
-        stores = self.pipeline.sparse.stores
         job = _Job(
             step=self.pipeline.next_batch,
             base=[] if full else list(self._chain),
-            cuts=[store.cut(full) for store in stores],
+            cuts=[kept.cut(full) for kept in self._kept],
             dense=clone_dense(self.pipeline) if self.pipeline.world.rank == 0 else {},
             random=torch.get_rng_state(),
-            rows=[len(store) for store in stores],
+            rows=[len(kept) for kept in self._kept],
+            life=self.pipeline.sparse.life_state(self.pipeline.next_batch),
             data=data,
             about=dict(about),
         )
@@ -182,9 +186,9 @@ class CheckpointWriter:
         """This worker's files, and a part of the manifest that says what they are."""
         rank = self.pipeline.world.rank
         files: list[File] = []
-        for g, (group, cut) in enumerate(zip(self.pipeline.sparse.groups, job.cuts)):
-            for number, rows in enumerate(_shards(cut, group)):
-                width = group.kept_width
+        for g, (kept, cut) in enumerate(zip(self._kept, job.cuts)):
+            for number, rows in enumerate(_shards(cut, kept.group)):
+                width = kept.group.state_width
                 tensors = {
                     "keys": rows.keys,
                     "tables": rows.tables,
@@ -202,7 +206,7 @@ class CheckpointWriter:
         if rank == 0:
             written = write_tensors(directory / "dense.safetensors", job.dense)
             files.append(File(**asdict(written), kind="dense", worker=0))
-        part = {"files": [asdict(file) for file in files], "rows": job.rows, "data": job.data}
+        part = {"files": [asdict(file) for file in files], "rows": job.rows, "data": job.data, "life": job.life}
         (directory / _part(rank)).write_text(json.dumps(part))
 
     def _manifest(self, job: _Job, directory: Path) -> Manifest:
@@ -211,6 +215,7 @@ class CheckpointWriter:
         files: list[File] = []
         totals = [0] * len(job.rows)
         positions: dict[str, Any] = {}
+        lives: list[dict[str, Any]] = []
         for rank in range(world.size):
             path = directory / _part(rank)
             try:
@@ -222,8 +227,9 @@ class CheckpointWriter:
             files += [File(**file) for file in part["files"]]
             totals = [a + b for a, b in zip(totals, part["rows"])]
             positions |= part["data"].get("positions", {})
+            lives.append(part["life"])
             path.unlink()
-        groups = [replace(describe(group), rows=total) for group, total in zip(self.pipeline.sparse.groups, totals)]
+        groups = [replace(kept.group, rows=total) for kept, total in zip(self._kept, totals)]
         return Manifest(
             job.step,
             world.size,
@@ -231,6 +237,7 @@ class CheckpointWriter:
             groups,
             job.base,
             data={**job.data, "positions": positions},
+            life=summed(lives),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **job.about,
         )
@@ -263,24 +270,13 @@ def _in_words(problem: BaseException) -> str:
     return text if isinstance(problem, CheckpointError | OSError) else f"{type(problem).__name__} {text}".strip()
 
 
-def describe(group: TableGroup) -> Group:
-    """A table group as a manifest names it."""
-    return Group(
-        [table.name for table in group.tables],
-        group.dim,
-        group.dtype.name,
-        group.kept_width,
-        type(group.optimizer).__name__,  # its state fits whatever its rates are
-    )
-
-
 def _part(rank: int) -> str:
     return f"part-{rank}.json"
 
 
-def _shards(cut: Cut, group: TableGroup) -> Iterator[Rows]:
+def _shards(cut: Cut, group: Group) -> Iterator[Rows]:
     """The rows of a cut in portions of a file each."""
-    row_bytes = (group.dim + group.kept_width) * group.dtype.itemsize + 10
+    row_bytes = (group.dim + group.state_width) * np.dtype(group.dtype).itemsize + 10
     most = max(1, SHARD_BYTES // row_bytes)
     held: list[Rows] = []
     count = 0

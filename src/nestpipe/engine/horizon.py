@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from typing import Any
 
 MOST = 4096
 """Times that are remembered: when there are more, every other one is forgotten, and from then on every other batch's, too."""
@@ -25,6 +26,27 @@ class AgreedClock:
         if len(self._batches) > MOST:
             self._batches, self._seconds = self._batches[::2], self._seconds[::2]
             self._step *= 2
+
+    def state(self, before: int) -> dict[str, Any]:
+        """As plain values, of batches before `before`."""
+        count = bisect_left(self._batches, before)
+        return {"batches": self._batches[:count], "seconds": self._seconds[:count], "step": self._step}
+
+    def restore(self, state: object) -> None:
+        """Takes up what `state` gave; ValueError for anything else."""
+        if not isinstance(state, dict) or set(state) != {"batches", "seconds", "step"}:
+            raise ValueError("a clock has batches, seconds and step")
+        batches, seconds, step = state["batches"], state["seconds"], state["step"]
+        lists = isinstance(batches, list) and isinstance(seconds, list) and len(batches) == len(seconds) <= MOST
+        if not lists or type(step) is not int or step < 1 or not all(type(b) is int for b in batches):
+            raise ValueError("a clock has as many seconds as batches")
+        if (
+            not all(type(s) in (int, float) for s in seconds)
+            or sorted(batches) != batches
+            or sorted(seconds) != seconds
+        ):
+            raise ValueError("a clock goes forward")
+        self._batches, self._seconds, self._step = list(batches), [float(s) for s in seconds], step
 
     def horizon(self, seconds: float, age: float) -> int:
         """A batch before which all are older than `age` now, at `seconds`: the latest of those remembered, 0 if there is none."""

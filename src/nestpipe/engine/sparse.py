@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from nestpipe.engine.buffers import Buffers, RowBuffer
 from nestpipe.engine.flight import Flight
 from nestpipe.engine.group_life import Evicted, GroupLife
 from nestpipe.engine.horizon import AgreedClock
+from nestpipe.engine.life_state import life_state, restore_lives
 from nestpipe.engine.lookups import GroupLookups
 from nestpipe.engine.routing import NO_DATA, REFUSED, Routes, route
 from nestpipe.engine.staleness import Ledger
@@ -57,7 +59,8 @@ class SparseStages:
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
         self.clock = AgreedClock()
         began = time.monotonic()
-        self.now: Callable[[], float] = lambda: time.monotonic() - began
+        self._seconds_before = 0.0
+        self.now: Callable[[], float] = lambda: self._seconds_before + time.monotonic() - began
         """Seconds of training; worker 0's count."""
         self.lives = [
             GroupLife(group, world.size, self.clock) if group.life is not None else None for group in self.groups
@@ -273,6 +276,14 @@ class SparseStages:
     def horizons(self) -> list[tuple[int, int]]:
         """What minutes came to in the sweeps so far, as `TableLife.ttl_horizons` takes it; of the first tables that age so."""
         return next((life.horizons for life in self.lives if life is not None and life.life.by_the_clock), [])
+
+    def life_state(self, before: int) -> dict[str, Any]:
+        """What a checkpoint keeps of admission and eviction beside rows, of batches before `before`; {} where there is none."""
+        return life_state(self.lives, self.clock, self.now(), before)
+
+    def restore_life(self, state: dict[str, Any]) -> None:
+        """Takes up what `life_state` gave on all workers, summed.  ValueError unless it is of these tables."""
+        self._seconds_before = restore_lives(self.lives, self.clock, state, self.world.rank == 0)
 
     def take_evicted(self) -> list[Evicted]:
         """What was evicted on this worker since the last call; whoever never asks keeps 8 bytes of every evicted key."""

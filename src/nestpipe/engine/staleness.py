@@ -66,6 +66,10 @@ class Ledger:
             buffer.state[:, -1] = flight.number + 1
             self._last[g].rows[self._index[g].insert(plan.keys, plan.tables)] = flight.number + 1
 
+    def recall(self, group: int, tables: np.ndarray, keys: np.ndarray, stamps: np.ndarray) -> None:
+        """What an earlier process knew of keys whose stamp is kept."""
+        self._last[group].rows[self._index[group].insert(keys, tables)] = stamps
+
     def nbytes(self) -> int:
         return sum(index.nbytes() + 8 * index.slots_used for index in self._index)
 

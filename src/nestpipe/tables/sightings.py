@@ -6,6 +6,7 @@ import numpy as np
 
 from nestpipe.keys.index import HashIndex
 from nestpipe.keys.slab import Slab
+from nestpipe.tables.cut import Changes, Cut
 
 
 class Sightings:
@@ -14,6 +15,7 @@ class Sightings:
     def __init__(self) -> None:
         self.index = HashIndex()
         self._counts = Slab(np.int32, (2,))
+        self._changes: Changes | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -25,10 +27,16 @@ class Sightings:
 
     def put(self, tables: np.ndarray, keys: np.ndarray, life: np.ndarray) -> None:
         slots = self.index.insert(keys, tables)
+        if self._changes is not None:
+            self._changes.changing(slots)
         self._counts.rows[slots] = life
 
     def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
         if len(keys) and len(self):
+            if self._changes is not None:
+                slots = self.index.find(keys, tables)
+                there = slots >= 0
+                self._changes.removing(tables[there], keys[there], slots[there])
             self._counts.rows[self.index.delete(keys, tables)] = 0
 
     def rows_of(self, table: int) -> tuple[np.ndarray, np.ndarray]:
@@ -41,6 +49,18 @@ class Sightings:
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(sightings, last batch) [n, 2] of the given slots, and nothing [n, 0], as a store of rows has state."""
         return self._counts.rows[slots].astype(np.int64), np.empty((len(slots), 0), np.int64)
+
+    def follow_changes(self) -> None:
+        """As a store of rows: from now on cuts can be made."""
+        self._changes = Changes(self.index, self._copy)
+
+    def cut(self, full: bool) -> Cut:
+        """As of a store of rows, with (sightings, last batch) [n, 2] in the bits of float32 as values, and no state."""
+        assert self._changes is not None, "follow_changes comes first"
+        return self._changes.cut(self._copy, full)
+
+    def _copy(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._counts.rows[slots].view(np.float32), np.empty((len(slots), 0), np.float32)
 
     def nbytes(self) -> int:
         return self.index.nbytes() + 8 * self.index.slots_used

@@ -154,7 +154,7 @@ class Checkpoints:
         trained, section = self._pipeline.next_batch, self._section
         due = bool(section.every_steps and trained % section.every_steps == 0) or "checkpoint" in step.wishes
         if self._better(metrics) or due:
-            self._save(metrics, about())
+            self._save(metrics, about)
         elif section.every_minutes and time.monotonic() - self._asked_at >= 60 * section.every_minutes:
             # A worker's own clock, which cannot jump; all hear of it with the next step's verdict.
             self._asked_at = time.monotonic()
@@ -166,7 +166,7 @@ class Checkpoints:
         if self._writer is None:
             return []
         if self._writer.last_step != self._pipeline.next_batch:
-            self._save(metrics, about())
+            self._save(metrics, about)
         self._writer.wait()
         self._folder.unlock()
         return self._writer.poll()
@@ -175,8 +175,9 @@ class Checkpoints:
     def on(self) -> bool:
         return self._writer is not None
 
-    def _save(self, metrics: dict[str, float], about: dict[str, Any]) -> None:
+    def _save(self, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> None:
         assert self._writer is not None
+        self._pipeline.settle()  # what the last batch did is done when the trainer is asked
         self._asked_at = time.monotonic()
         positions = self._stream.positions_after(self._pipeline.next_batch - self._began)
         data = {
@@ -185,7 +186,7 @@ class Checkpoints:
         }
         chosen = [list(choice) for choice in self._pipeline.plan.choices if choice[0] < self._pipeline.next_batch]
         best = {"best_metric": self._section.best, "best": self._best}
-        trainer = {**about, **best, "micro_batches_chosen": chosen}
+        trainer = {**about(), **best, "micro_batches_chosen": chosen}
         finite = {name: value for name, value in metrics.items() if value == value}
         self._writer.save(data, {"trainer": trainer, "metrics": finite, "recipe": self._recipe})
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nestpipe.engine.group_life import Evicted
@@ -22,7 +23,19 @@ class EvictedFiles:
     """RUN/evicted/rank<R>-<number>.parquet, with columns batch (of the sweep), table and key."""
 
     def __init__(self, run: Path, rank: int) -> None:
-        self._folder, self._rank, self._written = run / FOLDER, rank, 0
+        self._folder, self._rank = run / FOLDER, rank
+        self._next: int | None = None
+        """Number of the next file; looked up when it is needed, after worker 0 has gone back to a checkpoint."""
+
+    def go_back_to(self, batch: int) -> None:
+        """The run goes on with this batch: what later ones evicted goes from the list.  Worker 0, before anybody appends."""
+        for path in sorted(self._folder.glob("rank*.parquet")) if self._rank == 0 else []:
+            found = pq.read_table(path, schema=_SCHEMA)
+            kept = found.filter(pc.less(found["batch"], batch))
+            if not len(kept):
+                path.unlink()
+            elif len(kept) < len(found):
+                _write(path, kept)
 
     def append(self, evicted: Sequence[Evicted]) -> None:
         """One file more; it is there, whole, when this returns.  Nothing for nobody."""
@@ -36,22 +49,26 @@ class EvictedFiles:
             ),
             pa.array(np.concatenate([part.keys for part in evicted])),
         ]
-        path = self._folder / f"rank{self._rank}-{self._written:06d}.parquet"
-        temporary = path.with_suffix(".tmp")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                pq.write_table(pa.table(columns, schema=_SCHEMA), file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
-            raise RunError(
-                f"cannot write '{path}': {error.strerror or error}; choose another place with --run"
-            ) from error
-        self._written += 1
+        if self._next is None:
+            there = [path.stem.partition("-")[2] for path in self._folder.glob(f"rank{self._rank}-*.parquet")]
+            self._next = max((int(number) + 1 for number in there if number.isdigit()), default=0)
+        _write(self._folder / f"rank{self._rank}-{self._next:06d}.parquet", pa.table(columns, schema=_SCHEMA))
+        self._next += 1
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    temporary = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            pq.write_table(table, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise RunError(f"cannot write '{path}': {error.strerror or error}; choose another place with --run") from error
 
 
 def read_evicted(run: Path) -> Iterator[Evicted]:

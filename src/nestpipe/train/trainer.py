@@ -81,6 +81,14 @@ def train(
     chosen = NewChoices(pipeline.plan)
     returns = Returns()
     evicted = EvictedFiles(directory.path, world.rank)
+    if goes_on:
+        evicted.go_back_to(pace.steps)
+
+    def state() -> dict[str, Any]:
+        """Of the trainer, for a checkpoint; what is evicted by then is on the list before it."""
+        evicted.append(pipeline.sparse.take_evicted())
+        return pace.state()
+
     metrics: dict[str, float] = {}
 
     with (
@@ -108,7 +116,7 @@ def train(
                     metrics = evaluate(pipeline, held_out, recipe.eval)
                 directory.log({"step": pace.steps, "eval": metrics})
                 display.say(f"step {pace.steps}  {in_words(metrics)}")
-            for saved in checkpoints.after(step, metrics if evaluates else {}, pace.state):
+            for saved in checkpoints.after(step, metrics if evaluates else {}, state):
                 directory.log({"step": pace.steps, "checkpoint": vars(saved)})
             display.show(pace.fraction(stream.fraction()), pace.status())
             stopped = "stop" in step.wishes
@@ -117,7 +125,7 @@ def train(
         if not stopped and not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
             metrics = evaluate(pipeline, held_out, recipe.eval)
             directory.log({"step": pace.steps, "eval": metrics})
-        for saved in checkpoints.finish({} if stopped else metrics, pace.state):
+        for saved in checkpoints.finish({} if stopped else metrics, state):
             directory.log({"step": pace.steps, "checkpoint": vars(saved)})
     pipeline.settle()  # first: a lane may be waiting for the stream's next batch
     stream.close()

@@ -1,0 +1,104 @@
+"""What a checkpoint keeps of a worker's tables, as one list: the rows of each table group, then what is known of keys that wait
+for a row, where a group has such.
+
+To all that writes, reads and checks files both are the same: keys with numbers.  Sightings are whole numbers in the bits of
+float32, as they are in the state of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from nestpipe.checkpoint.manifest import SIGHTINGS, Group
+from nestpipe.engine.staleness import Ledger
+from nestpipe.keys import HashIndex
+from nestpipe.pipeline import TrainPipeline
+from nestpipe.tables.cut import Cut, Rows
+from nestpipe.tables.group import TableGroup
+from nestpipe.tables.keyed import KeyedRows
+from nestpipe.tables.sightings import Sightings
+
+
+class Kept(Protocol):
+    group: Group
+    """As a manifest names it, without a count."""
+    index: HashIndex
+
+    def __len__(self) -> int: ...
+
+    def follow_changes(self) -> None: ...
+
+    def cut(self, full: bool) -> Cut: ...
+
+    def put(self, rows: Rows) -> None:
+        """As they were kept: state without what is not kept."""
+
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None: ...
+
+
+def kept_of(pipeline: TrainPipeline) -> list[Kept]:
+    sparse = pipeline.sparse
+    rows: list[Kept] = [KeptRows(store) for store in sparse.stores]
+    for number, store in enumerate(sparse.stores):
+        if store.sightings is not None:
+            rows.append(KeptSightings(store.group, store.sightings, number, sparse.ledger))
+    return rows
+
+
+class KeptRows:
+    def __init__(self, store: KeyedRows) -> None:
+        self._store = store
+        self.index = store.index
+        group = store.group
+        # The optimizer's name alone: its state fits whatever its rates are.
+        optimizer = type(group.optimizer).__name__
+        self.group = Group(_names(group), group.dim, group.dtype.name, group.kept_width, optimizer)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def follow_changes(self) -> None:
+        self._store.follow_changes()
+
+    def cut(self, full: bool) -> Cut:
+        return self._store.cut(full)
+
+    def put(self, rows: Rows) -> None:
+        group = self._store.group
+        state = np.zeros((len(rows), group.state_width), group.dtype)
+        state[:, : group.kept_width] = rows.state
+        self._store.writeback(rows.tables, rows.keys, np.ascontiguousarray(rows.values), state)
+
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        self._store.remove(tables, keys)
+
+
+class KeptSightings:
+    def __init__(self, group: TableGroup, sightings: Sightings, number: int, ledger: Ledger | None) -> None:
+        self._sightings, self._number, self._ledger = sightings, number, ledger
+        self.index = sightings.index
+        self.group = Group(_names(group), 2, "float32", 0, SIGHTINGS)
+
+    def __len__(self) -> int:
+        return len(self._sightings)
+
+    def follow_changes(self) -> None:
+        self._sightings.follow_changes()
+
+    def cut(self, full: bool) -> Cut:
+        return self._sightings.cut(full)
+
+    def put(self, rows: Rows) -> None:
+        life = np.ascontiguousarray(rows.values).view(np.int32)
+        self._sightings.put(rows.tables, rows.keys, life)
+        if self._ledger is not None:
+            self._ledger.recall(self._number, rows.tables, rows.keys, life[:, 1] + 1)
+
+    def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        self._sightings.remove(tables, keys)
+
+
+def _names(group: TableGroup) -> list[str]:
+    return [table.name for table in group.tables]
