@@ -163,9 +163,14 @@ def _workers() -> Iterator[int]:
 
 def join(timeout: float) -> World:
     """Joins the other workers of this launch, for which there is more time than `timeout`, what they later have to answer in."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1 and not dist.is_initialized():
         patience = timedelta(seconds=max(timeout, START_SECONDS))
-        dist.init_process_group(os.environ.get("NESTPIPE_BACKEND", "gloo"), timeout=patience)
+        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+        # torch keeps one store over all restarts, with the addresses of workers that are no more.
+        store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = os.environ.get("NESTPIPE_BACKEND", "gloo")
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     return World.join(timeout)
 
 
