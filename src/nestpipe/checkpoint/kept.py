@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 
 from nestpipe.checkpoint.manifest import SIGHTINGS, Group
-from nestpipe.engine.staleness import Ledger
 from nestpipe.keys import HashIndex
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.cut import Cut, Rows
@@ -41,10 +40,8 @@ class Kept(Protocol):
 def kept_of(pipeline: TrainPipeline) -> list[Kept]:
     sparse = pipeline.sparse
     rows: list[Kept] = [KeptRows(store) for store in sparse.stores]
-    for number, store in enumerate(sparse.stores):
-        if store.sightings is not None:
-            rows.append(KeptSightings(store.group, store.sightings, number, sparse.ledger))
-    return rows
+    waiting = [KeptSightings(store.group, store.sightings) for store in sparse.stores if store.sightings is not None]
+    return [*rows, *waiting]
 
 
 class KeptRows:
@@ -76,8 +73,8 @@ class KeptRows:
 
 
 class KeptSightings:
-    def __init__(self, group: TableGroup, sightings: Sightings, number: int, ledger: Ledger | None) -> None:
-        self._sightings, self._number, self._ledger = sightings, number, ledger
+    def __init__(self, group: TableGroup, sightings: Sightings) -> None:
+        self._sightings = sightings
         self.index = sightings.index
         self.group = Group(_names(group), 2, "float32", 0, SIGHTINGS)
 
@@ -91,10 +88,7 @@ class KeptSightings:
         return self._sightings.cut(full)
 
     def put(self, rows: Rows) -> None:
-        life = np.ascontiguousarray(rows.values).view(np.int32)
-        self._sightings.put(rows.tables, rows.keys, life)
-        if self._ledger is not None:
-            self._ledger.recall(self._number, rows.tables, rows.keys, life[:, 1] + 1)
+        self._sightings.put(rows.tables, rows.keys, np.ascontiguousarray(rows.values).view(np.int32))
 
     def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
         self._sightings.remove(tables, keys)

@@ -282,7 +282,14 @@ class SparseStages:
         return life_state(self.lives, self.clock, self.now(), before)
 
     def restore_life(self, state: dict[str, Any]) -> None:
-        """Takes up what `life_state` gave on all workers, summed.  ValueError unless it is of these tables."""
+        """Takes up what `life_state` gave on all workers, summed, once rows are there.  ValueError if it is of other tables."""
+        if (
+            self.ledger is not None
+        ):  # rows begin anew with the process; keys that wait are stamped by what is known of them
+            for g, store in enumerate(self.stores):
+                if store.sightings is not None:
+                    tables, keys, slots = store.sightings.index.items()
+                    self.ledger.recall(g, tables, keys, store.sightings.life[slots, 1] + 1)
         self._seconds_before = restore_lives(self.lives, self.clock, state, self.world.rank == 0)
 
     def take_evicted(self) -> list[Evicted]:
