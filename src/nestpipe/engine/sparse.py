@@ -283,9 +283,8 @@ class SparseStages:
 
     def restore_life(self, state: dict[str, Any]) -> None:
         """Takes up what `life_state` gave on all workers, summed, once rows are there.  ValueError if it is of other tables."""
-        if (
-            self.ledger is not None
-        ):  # rows begin anew with the process; keys that wait are stamped by what is known of them
+        if self.ledger is not None:
+            # Rows begin anew with the process; keys that wait are stamped by what is known of them.
             for g, store in enumerate(self.stores):
                 if store.sightings is not None:
                     tables, keys, slots = store.sightings.index.items()
