@@ -85,8 +85,12 @@ def trained(
         spoil(pipeline)
     data = batches(steps, world.rank)
     losses = []
-    while step := pipeline.progress(data):
-        losses.append(step.loss)
+    try:
+        while step := pipeline.progress(data):
+            losses.append(step.loss)
+    except NotFinite:
+        pipeline.close()  # lanes may still be sending what was read ahead, and the next pipeline has the same connections
+        raise
     left = everything(pipeline)
     pipeline.close()
     return {**left, "losses": losses}
