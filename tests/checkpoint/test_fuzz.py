@@ -271,8 +271,11 @@ def forged_tensors(
         owners = owners_of(np.full(4000, arrays["tables"][0]), strangers, 2)
         arrays["keys"] = arrays["keys"].copy()
         arrays["keys"][0] = pick.choice(strangers[owners != entry["worker"]].tolist())
-    elif how == 6:  # the last row is the first once more
-        arrays = {k: np.concatenate([v[:-1], v[:1]]) for k, v in arrays.items()}
+    elif how == 6:  # in place of one row there is another once more
+        places = np.arange(n)
+        gone, again = pick.sample(range(n), 2) if n > 1 else (0, 0)
+        places[gone] = again
+        arrays = {k: v[places] for k, v in arrays.items()}
         if entry["kind"] == "removed":
             arrays.pop("tables")
     elif how == 7:
@@ -340,6 +343,29 @@ def test_forged_files_of_rows_are_refused(place: Path) -> None:
         bench.judge(path, number)
     assert bench.same <= same
     bench.check_mended()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ('"seconds": 1.5', '"seconds": 1e999'),
+        ('"seconds": 1.5', '"seconds": NaN'),
+        ('"seconds": 1.5', '"seconds": 1.5, "seconds": 1.5'),
+        ('"recipe": "', '"recipe": "\\ud800'),
+        ('"version": 1', '"version": 1.0'),
+        ('"version": 1', '"version": 2'),
+        ('"name": "dense.safetensors"', '"name": "../step-00000005/dense.safetensors"'),
+    ],
+)
+def test_a_manifest_has_one_meaning(place: Path, good: str, bad: str) -> None:
+    """Numbers that are none, names twice, halves of characters, other versions and paths are refused, sealed or not."""
+    bench = Bench(place / "made", 6)
+    directory = bench.folder / name_of(CHANGED)
+    text = bench.files[directory / "manifest.json"].decode()
+    assert text.count(good) == 1
+    reseal(directory, text.replace(good, bad).encode())
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        content(bench.folder, CHANGED)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "COMMIT", "dense.safetensors", "worker1-group0-rows.safetensors"])
