@@ -50,7 +50,7 @@ def _write(
     keys: int,
     gone: int,
 ) -> Base:
-    """One checkpoint: `gone` keys of each table go, `keys` random ones are trained."""
+    """One checkpoint: `gone` keys of each table go, `keys` random ones are trained, and some that were there."""
     directory = folder / name_of(step)
     directory.mkdir(parents=True)
     files: list[File] = []
@@ -62,7 +62,9 @@ def _write(
             for key in list(table)[:gone]:
                 del table[key]
                 removed.append((number, key))
-            for key in random.integers(-1000, 1000, keys).tolist():
+            again = list(table)[: keys // 2]
+            new = random.integers(-1000, 1000, keys).tolist()
+            for key in random.permutation(again + new).tolist():
                 table[key] = tuple(random.normal(size=(2, group.dim)).astype(np.float32))
                 changed.append((number, key))
         described.append(replace(describe(group), rows=sum(len(tables[config.name]) for config in group.tables)))

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,16 @@ from nestpipe.train.checkpoints import Resumed
 
 MODEL: Any = SimpleNamespace(sparse=SimpleNamespace(groups=groups()))
 """As much of a pipeline as decides whether a checkpoint's tables are its own."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: files are written tens of thousands of times."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="nestpipe-fuzz-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 def content(folder: Path, step: int) -> str:
@@ -57,12 +68,6 @@ def content(folder: Path, step: int) -> str:
     return sha.hexdigest()
 
 
-def stamp(path: Path) -> tuple[int, int, int]:
-    """Another one after every write."""
-    status = path.lstat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 class Bench:
     """A folder of checkpoints that is damaged, read and mended, again and again."""
 
@@ -71,18 +76,18 @@ class Bench:
         self.folder = folder
         self.random = random.Random(seed)
         self.files = {path: path.read_bytes() for path in sorted(folder.glob("*/*"))}
-        self.stamps = {path: stamp(path) for path in self.files}
         self.right = {step: content(folder, step) for step in (FULL, CHANGED)}
         self.refused = self.same = 0
 
     def directory(self) -> Path:
         return self.folder / name_of(self.random.choice([FULL, CHANGED]))
 
-    def judge(self, what: object) -> None:
-        """The later checkpoint, now and then the earlier too, is refused or what it was; then everything is mended."""
+    def judge(self, damaged: Path, what: object) -> None:
+        """The later checkpoint, now and then the earlier too, is refused or what it was; then the damaged file is mended, and
+        the manifest and the seal beside it."""
         for step in (CHANGED, FULL) if self.random.random() < 0.2 else (CHANGED,):
             try:
-                assert content(self.folder, step) == self.right[step], f"loaded something else: {what}"
+                assert content(self.folder, step) == self.right[step], f"loaded something else: {damaged} {what}"
             except CheckpointError as error:
                 assert "\n" not in str(error), error
                 self.refused += 1
@@ -90,16 +95,17 @@ class Bench:
             except AssertionError:
                 raise
             except BaseException as error:
-                raise AssertionError(f"{type(error).__name__} {error} from {what}") from error
+                raise AssertionError(f"{type(error).__name__} {error} from {damaged} {what}") from error
         else:
             self.same += 1
-        for path in self.folder.glob("*/*"):
-            if path not in self.files:
-                path.unlink()
-        for path, data in self.files.items():
-            if stamp(path) != self.stamps[path]:
-                path.write_bytes(data)
-                self.stamps[path] = stamp(path)
+        for stranger in (self.folder / name_of(step) / "link.safetensors" for step in (FULL, CHANGED)):
+            stranger.unlink(missing_ok=True)
+        for path in {damaged, damaged.with_name("manifest.json"), damaged.with_name("COMMIT")}:
+            path.write_bytes(self.files[path])
+
+    def check_mended(self) -> None:
+        """Damage that outlived its case would have hidden what came after it."""
+        assert {step: content(self.folder, step) for step in self.right} == self.right
 
     def mutated(self, data: bytes) -> bytes:
         """Some bytes flipped, cut off, added, put in, or moved."""
@@ -122,9 +128,9 @@ class Bench:
         return bytes(changed)
 
 
-def test_damaged_manifests_and_seals_are_refused(tmp_path: Path) -> None:
+def test_damaged_manifests_and_seals_are_refused(place: Path) -> None:
     """3,500 times bytes of manifest.json or COMMIT changed, half of them sealed anew: refused, or the same content."""
-    bench = Bench(tmp_path / "made", 1)
+    bench = Bench(place / "made", 1)
     for number in range(3500):
         directory = bench.directory()
         name = bench.random.choice(["manifest.json"] * 3 + ["COMMIT"])
@@ -133,14 +139,15 @@ def test_damaged_manifests_and_seals_are_refused(tmp_path: Path) -> None:
             reseal(directory, data)
         else:
             (directory / name).write_bytes(data)
-        bench.judge(f"{directory.name}/{name} {number}")
+        bench.judge(directory / name, number)
     assert bench.refused > 3000
+    bench.check_mended()
 
 
-def test_damaged_files_of_tensors_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_of_tensors_are_refused(place: Path) -> None:
     """2,500 times bytes of a file of rows, dense or random state changed or swapped with another's, or the header of a file of
     rows, whose digest is then made right: refused, or the same content."""
-    bench = Bench(tmp_path / "made", 2)
+    bench = Bench(place / "made", 2)
     names = [path for path in bench.files if path.suffix == ".safetensors"]
     for number in range(2500):
         path = bench.random.choice(names)
@@ -153,8 +160,9 @@ def test_damaged_files_of_tensors_are_refused(tmp_path: Path) -> None:
             path.write_bytes(bench.files[bench.random.choice(names)])
         else:
             path.write_bytes(bench.mutated(data))
-        bench.judge(f"{path.parent.name}/{path.name} {number}")
+        bench.judge(path, number)
     assert bench.refused > 2250
+    bench.check_mended()
 
 
 def vouch(path: Path, data: bytes, **fields: Any) -> None:
@@ -215,10 +223,10 @@ def edit(pick: random.Random, manifest: dict[str, Any]) -> object:
     return how, at
 
 
-def test_forged_manifests_are_refused(tmp_path: Path) -> None:
+def test_forged_manifests_are_refused(place: Path) -> None:
     """3,000 manifests with one or two values of another kind, sealed as ours are: refused, or the same content."""
-    bench = Bench(tmp_path / "made", 3)
-    (tmp_path / "made" / "x").write_bytes(bench.files[bench.folder / name_of(FULL) / "dense.safetensors"])
+    bench = Bench(place / "made", 3)
+    (place / "made" / "x").write_bytes(bench.files[bench.folder / name_of(FULL) / "dense.safetensors"])
     for number in range(3000):
         directory = bench.directory()
         if bench.random.random() < 0.1:
@@ -233,8 +241,9 @@ def test_forged_manifests_are_refused(tmp_path: Path) -> None:
         elif number % 50 == 1:
             text = text.replace(b'"step"', b'"step": 3, "step"', 1)
         reseal(directory, text)
-        bench.judge((directory.name, what))
+        bench.judge(directory / "manifest.json", what)
     assert bench.refused > 1500
+    bench.check_mended()
 
 
 def forged_tensors(
@@ -262,8 +271,11 @@ def forged_tensors(
         owners = owners_of(np.full(4000, arrays["tables"][0]), strangers, 2)
         arrays["keys"] = arrays["keys"].copy()
         arrays["keys"][0] = pick.choice(strangers[owners != entry["worker"]].tolist())
-    elif how == 6:  # the last row is the first once more
-        arrays = {k: np.concatenate([v[:-1], v[:1]]) for k, v in arrays.items()}
+    elif how == 6:  # in place of one row there is another once more
+        places = np.arange(n)
+        gone, again = pick.sample(range(n), 2) if n > 1 else (0, 0)
+        places[gone] = again
+        arrays = {k: v[places] for k, v in arrays.items()}
         if entry["kind"] == "removed":
             arrays.pop("tables")
     elif how == 7:
@@ -310,9 +322,9 @@ def lying(pick: random.Random, data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
-def test_forged_files_of_rows_are_refused(tmp_path: Path) -> None:
+def test_forged_files_of_rows_are_refused(place: Path) -> None:
     """1,200 files of rows that are wrong in themselves, with every digest right: refused, never half loaded."""
-    bench = Bench(tmp_path / "made", 4)
+    bench = Bench(place / "made", 4)
     rows = [path for path in bench.files if "group" in path.name]
     same = 0
     for number in range(1200):
@@ -328,19 +340,43 @@ def test_forged_files_of_rows_are_refused(tmp_path: Path) -> None:
             path.unlink()
             write_tensors(path, forged[0])
             vouch(path, path.read_bytes(), **forged[1])
-        bench.judge((path.parent.name, path.name, number))
+        bench.judge(path, number)
     assert bench.same <= same
+    bench.check_mended()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ('"seconds": 1.5', '"seconds": 1e999'),
+        ('"seconds": 1.5', '"seconds": NaN'),
+        ('"seconds": 1.5', '"seconds": 1.5, "seconds": 1.5'),
+        ('"recipe": "', '"recipe": "\\ud800'),
+        ('"version": 1', '"version": 1.0'),
+        ('"version": 1', '"version": 2'),
+        ('"name": "dense.safetensors"', '"name": "../step-00000005/dense.safetensors"'),
+    ],
+)
+def test_a_manifest_has_one_meaning(place: Path, good: str, bad: str) -> None:
+    """Numbers that are none, names twice, halves of characters, other versions and paths are refused, sealed or not."""
+    bench = Bench(place / "made", 6)
+    directory = bench.folder / name_of(CHANGED)
+    text = bench.files[directory / "manifest.json"].decode()
+    assert text.count(good) == 1
+    reseal(directory, text.replace(good, bad).encode())
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        content(bench.folder, CHANGED)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "COMMIT", "dense.safetensors", "worker1-group0-rows.safetensors"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory", "missing", "device"])
-def test_what_is_no_plain_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_what_is_no_plain_file_is_refused(place: Path, name: str, kind: str) -> None:
     """A link, even to the very same bytes, a pipe, which would never end, a directory or nothing in a file's place."""
-    bench = Bench(tmp_path / "made", 5)
+    bench = Bench(place / "made", 5)
     path = bench.folder / name_of(CHANGED) / name
-    path.rename(tmp_path / "moved")
+    path.rename(place / "moved")
     put: dict[str, Callable[[], object]] = {
-        "link": lambda: path.symlink_to(tmp_path / "moved"),
+        "link": lambda: path.symlink_to(place / "moved"),
         "pipe": lambda: os.mkfifo(path),
         "directory": path.mkdir,
         "missing": lambda: None,
