@@ -270,6 +270,32 @@ def differs(
         return True
 
 
+def late_on_one_worker(pipeline: TrainPipeline) -> None:
+    """Batch 1 is not finite, and one worker copies rows from its buffer long after all know."""
+    without_sync(pipeline)
+    sync, rank = pipeline.sparse.sync, pipeline.world.rank
+
+    def late(flight: Flight) -> None:
+        if rank == 1 and flight.number == 2:
+            time.sleep(0.3)
+        sync(flight)
+
+    pipeline.sparse.sync = late  # type: ignore[method-assign]
+
+
+def stops_alike(world: World) -> bool:
+    try:
+        trained(world, COMMON, "dbp", spoil=late_on_one_worker)
+    except NotFinite:
+        return trained(world, COMMON, "serial") == trained(world, COMMON, "dbp")
+    return False
+
+
+def test_after_a_failure_of_all_workers_each_has_sent_the_same() -> None:
+    """Promise: what was read ahead goes its way on every worker or on none, so the next pipeline finds the connections empty."""
+    assert all(run(2, stops_alike))
+
+
 def stale_reads(world: World, steps: Steps, spoil: Callable[[TrainPipeline], None] | None, schedule: str) -> str:
     """On a worker by itself, so that its error ends nobody else's run."""
     alone = [[step[world.rank]] for step in steps]

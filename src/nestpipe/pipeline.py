@@ -247,7 +247,9 @@ class TrainPipeline:
             self.engine.run(actions, self._flights)
         except BaseException:
             # Whoever goes on after an error (NotFinite: skip that batch) must not meet what is left of it.
-            self.sparse.drop(self._flights.pop(number))
+            flight = self._flights.pop(number)
+            if self.schedule == "serial":  # elsewhere nobody goes on, and lanes may still be copying from its buffers
+                self.sparse.drop(flight)
             if self._late is not None:
                 self._late.clear()
             self.engine.recover(number)
