@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nestpipe.checkpoint.kept import describe
 from nestpipe.checkpoint.manifest import Base, File, Manifest, name_of, seal
 from nestpipe.checkpoint.tensors import write_tensors
-from nestpipe.checkpoint.writer import describe
 from nestpipe.keys import owners_of
 from nestpipe.tables.config import EmbeddingConfig
 from nestpipe.tables.group import TableGroup, group_tables

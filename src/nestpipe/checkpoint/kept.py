@@ -48,10 +48,7 @@ class KeptRows:
     def __init__(self, store: KeyedRows) -> None:
         self._store = store
         self.index = store.index
-        group = store.group
-        # The optimizer's name alone: its state fits whatever its rates are.
-        optimizer = type(group.optimizer).__name__
-        self.group = Group(_names(group), group.dim, group.dtype.name, group.kept_width, optimizer)
+        self.group = describe(store.group)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -92,6 +89,11 @@ class KeptSightings:
 
     def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
         self._sightings.remove(tables, keys)
+
+
+def describe(group: TableGroup) -> Group:
+    """The rows of a table group, as a manifest names them.  Of the optimizer its name: its state fits whatever its rates are."""
+    return Group(_names(group), group.dim, group.dtype.name, group.kept_width, type(group.optimizer).__name__)
 
 
 def _names(group: TableGroup) -> list[str]:
