@@ -21,16 +21,21 @@ from made import CHANGED, FULL, groups, make, manifest_of, reseal
 from nestpipe.checkpoint.check import check_chain
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
+from nestpipe.checkpoint.kept import describe
 from nestpipe.checkpoint.load import check_tables
+from nestpipe.checkpoint.load import restore_life as check_life
 from nestpipe.checkpoint.manifest import name_of
 from nestpipe.checkpoint.merge import merged_rows
 from nestpipe.checkpoint.random_state import read_random
 from nestpipe.checkpoint.tensors import read_tensors, write_tensors
+from nestpipe.engine.horizon import AgreedClock
+from nestpipe.engine.life_state import restore_lives
 from nestpipe.keys import owners_of
 from nestpipe.train.checkpoints import Resumed
 
-MODEL: Any = SimpleNamespace(sparse=SimpleNamespace(groups=groups()))
+MODEL: Any = [SimpleNamespace(group=describe(group)) for group in groups()]
 """As much of a pipeline as decides whether a checkpoint's tables are its own."""
+SPARSE: Any = SimpleNamespace(restore_life=lambda life: restore_lives([], AgreedClock(), life, True))
 
 
 @pytest.fixture
@@ -53,6 +58,7 @@ def content(folder: Path, step: int) -> str:
     chain = resumed.chain
     check_tables(MODEL, chain)
     check_chain(chain)
+    check_life(SPARSE, last)
     sha = hashlib.sha256(str((last.manifest.step, last.manifest.workers)).encode())
     for group in range(len(last.manifest.groups)):
         parts = list(merged_rows(chain, group))

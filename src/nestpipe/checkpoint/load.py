@@ -19,6 +19,7 @@ from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, in_order, read
 from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
+from nestpipe.engine.sparse import SparseStages
 from nestpipe.keys import owners_of
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.cut import Rows
@@ -54,7 +55,7 @@ def restore(
             done += file.bytes
             tell(done / total)
     _check_counts(pipeline.world, kept, last)
-    _restore_life(pipeline, last)
+    restore_life(pipeline.sparse, last)
     _restore_random(pipeline, last)
     pipeline.resume_at(last.manifest.step)
 
@@ -98,9 +99,9 @@ def _check_counts(world: World, kept: list[Kept], last: Checkpoint) -> None:
             )
 
 
-def _restore_life(pipeline: TrainPipeline, last: Checkpoint) -> None:
+def restore_life(sparse: SparseStages, last: Checkpoint) -> None:
     try:
-        pipeline.sparse.restore_life(last.manifest.life)
+        sparse.restore_life(last.manifest.life)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{last.path}: life of its tables is not to be read ({error}); {OTHERWISE}") from None
 
