@@ -210,7 +210,7 @@ class CheckpointWriter:
         world = self.pipeline.world
         files: list[File] = []
         totals = [0] * len(job.rows)
-        positions: dict[str, Any] = {}
+        shared: dict[str, dict[str, Any]] = {}
         for rank in range(world.size):
             path = directory / _part(rank)
             try:
@@ -221,7 +221,9 @@ class CheckpointWriter:
                 ) from None
             files += [File(**file) for file in part["files"]]
             totals = [a + b for a, b in zip(totals, part["rows"])]
-            positions |= part["data"].get("positions", {})
+            for name, entries in part["data"].items():  # what is by name is of all workers together
+                if isinstance(entries, dict):
+                    shared.setdefault(name, {}).update(entries)
             path.unlink()
         groups = [replace(describe(group), rows=total) for group, total in zip(self.pipeline.sparse.groups, totals)]
         return Manifest(
@@ -230,7 +232,7 @@ class CheckpointWriter:
             files,
             groups,
             job.base,
-            data={**job.data, "positions": positions},
+            data={**job.data, **shared},
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **job.about,
         )

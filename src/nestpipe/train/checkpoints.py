@@ -13,6 +13,7 @@ from nestpipe.checkpoint.load import restore
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.comm.world import World
 from nestpipe.data.shares import SharedStream
+from nestpipe.data.skipped import skipped_of
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Position
 from nestpipe.engine.tuner import Tuner
@@ -64,7 +65,15 @@ class Resumed:
     def stream(self, recipe: Recipe, source: Source, world: World) -> SharedStream:
         """The data from where it was left, dealt to as many workers as there are now."""
         data = self.manifest.data
+        if data.get("extent", source.extent) != source.extent:
+            raise CheckpointError(
+                f"the training data had {data['extent']} units when it was saved and has {source.extent} now: "
+                "give back the files that it had, or start a new run"
+            )
         try:
+            skipped = skipped_of(source)
+            if skipped is not None:
+                skipped.go_on(data.get("skipped", {}))
             streams = data["streams"]
             if type(streams) is not int or streams < 1:
                 raise ValueError(f"streams is {streams!r}")
@@ -152,6 +161,8 @@ class Checkpoints:
         data = {
             "streams": self._stream.streams,
             "positions": {str(number): position.as_dict() for number, position in positions.items()},
+            "extent": self._stream.source.extent,
+            "skipped": dict(skipped.parts) if (skipped := skipped_of(self._stream.source)) is not None else {},
         }
         chosen = [list(choice) for choice in self._pipeline.plan.choices if choice[0] < self._pipeline.next_batch]
         best = {"best_metric": self._section.best, "best": self._best}
@@ -193,7 +204,8 @@ def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[s
     if last is None:
         return None
     resumed = Resumed(folder, last)
-    resumed.check_recipe(recipe, saved(last.manifest.recipe))
+    # Both as they are read from a file: an empty tuple that is a default is a list there.
+    resumed.check_recipe(saved(recipe.to_toml()), saved(last.manifest.recipe))
     return resumed
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from nestpipe.comm.world import World
+from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
 from nestpipe.engine.micro_plan import MicroPlan
 from nestpipe.engine.tuner import Choice, Tuner
 from nestpipe.pipeline import Progress
-from nestpipe.train.alike import check_alike
+from nestpipe.train.alike import check_alike, together
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
 from nestpipe.train.digest import digest
@@ -70,6 +71,7 @@ def train(
     checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
     stopped = False
     chosen = NewChoices(pipeline.plan)
+    left_out = skipped_of(source) or Skipped()
     returns = Returns()
     metrics: dict[str, float] = {}
 
@@ -86,6 +88,9 @@ def train(
             for choice in chosen.new():
                 directory.log({"step": pace.steps, "micro_batches": choice.micro_batches, "why": str(choice)})
                 display.say(str(choice))
+            for news in left_out.news():
+                directory.log({"step": pace.steps, "skipped": news})
+                display.say(news)
             returns.now_and_then()  # before memory is looked at: what the run needs, and not what malloc has kept of late
             if pace.steps % recipe.train.log_every == 0:
                 directory.log({"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)})
@@ -137,6 +142,8 @@ def train(
         "windows_by_micro": pipeline.sparse.windows_by_micro,
         "run": str(directory.path),
     }
+    if skipped := together(world, left_out.parts):
+        summary["skipped"] = {"samples": sum(skipped.values()), "parts": sorted(skipped)}
     if pipeline.sparse.ledger is not None:
         summary["reads_verified"] = pipeline.sparse.ledger.verified
     pipeline.close()
