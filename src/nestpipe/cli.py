@@ -379,6 +379,15 @@ def _show(summary: dict[str, Any], metrics: str) -> None:
     if any(summary["evicted"].values()):
         told = f"{sum(summary['evicted'].values()):,} keys evicted"
         console.print(f"{told}: nestpipe evicted {summary['run']}", highlight=False, soft_wrap=True)
+    if "skipped" in summary:
+        parts = summary["skipped"]["parts"]
+        named = ", ".join(parts[:3]) + " ..." * (len(parts) > 3)
+        console.print(
+            f"{len(parts)} part{'s' * (len(parts) > 1)} of the training data could not be read and "
+            f"{summary['skipped']['samples']:,} samples an epoch were left out: {named}",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"[bold]{metrics}[/bold]", highlight=False, soft_wrap=True)
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}", highlight=False, soft_wrap=True)
 

@@ -94,7 +94,12 @@ def _write(
         files,
         described,
         base,
-        data={"streams": 2, "positions": {str(n): {"epoch": 0, "interval": n, "unit": step} for n in range(2)}},
+        data={
+            "streams": 2,
+            "positions": {str(n): {"epoch": 0, "interval": n, "unit": step} for n in range(2)},
+            "extent": 1000,
+            "skipped": {},
+        },
         trainer={
             "samples": 100 * step,
             "seconds": 1.5,

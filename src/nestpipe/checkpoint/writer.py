@@ -214,7 +214,7 @@ class CheckpointWriter:
         world = self.pipeline.world
         files: list[File] = []
         totals = [0] * len(job.rows)
-        positions: dict[str, Any] = {}
+        shared: dict[str, dict[str, Any]] = {}
         lives: list[dict[str, Any]] = []
         for rank in range(world.size):
             path = directory / _part(rank)
@@ -226,7 +226,9 @@ class CheckpointWriter:
                 ) from None
             files += [File(**file) for file in part["files"]]
             totals = [a + b for a, b in zip(totals, part["rows"])]
-            positions |= part["data"].get("positions", {})
+            for name, entries in part["data"].items():  # what is by name is of all workers together
+                if isinstance(entries, dict):
+                    shared.setdefault(name, {}).update(entries)
             lives.append(part["life"])
             path.unlink()
         groups = [replace(kept.group, rows=total) for kept, total in zip(self._kept, totals)]
@@ -236,7 +238,7 @@ class CheckpointWriter:
             files,
             groups,
             job.base,
-            data={**job.data, "positions": positions},
+            data={**job.data, **shared},
             life=summed(lives),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **job.about,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.checks import check_fraction, check_split, check_text, check_texts
 from nestpipe.data.parquet_columns import BadRow, Mapped, build_batch, check_schema
 from nestpipe.data.paths import find_files
+from nestpipe.data.skipped import Skipped
 from nestpipe.data.source import DataError, split_interval
 
 CHUNK = 8192
@@ -35,6 +37,9 @@ class ParquetData:
     eval_paths: str | Sequence[str] = ()
     """What to evaluate on; without it, the last `eval_fraction` of the rows of `paths`, which train leaves out."""
     eval_fraction: float = 0.1
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a file or row group that cannot be read: end the run, or leave it out as a whole and say so.  A value
+    that cannot be trained on ends the run in any case."""
 
     def __post_init__(self) -> None:
         check_texts("paths", self.paths, "clicks/*.parquet")
@@ -54,6 +59,8 @@ class ParquetData:
                 raise ValueError(f"data.weights.{feature}: data.sparse has no feature {feature!r}")
         check_texts("eval_paths", self.eval_paths or (), "eval.parquet", empty=True)
         check_fraction("eval_fraction", self.eval_fraction)
+        if self.on_error not in ("fail", "skip"):
+            raise ValueError(f"data.on_error must be 'fail' or 'skip', not {self.on_error!r}")
 
     def open(self, split: str, seed: int) -> ParquetSource:
         """The seed changes nothing: rows are read in order."""
@@ -61,8 +68,13 @@ class ParquetData:
         mapped = Mapped(dict(self.sparse), list(self.dense), self.label, dict(self.weights))
         if self.eval_paths:
             name = "paths" if split == "train" else "eval_paths"
-            return ParquetSource(find_files(name, getattr(self, name), "*.parquet"), mapped)
-        return ParquetSource(find_files("paths", self.paths, "*.parquet"), mapped, split, self.eval_fraction)
+            return ParquetSource(find_files(name, getattr(self, name), "*.parquet"), mapped, skip=self._skips)
+        files = find_files("paths", self.paths, "*.parquet")
+        return ParquetSource(files, mapped, split, self.eval_fraction, skip=self._skips)
+
+    @property
+    def _skips(self) -> bool:
+        return self.on_error == "skip"
 
 
 @dataclass(frozen=True)
@@ -75,15 +87,22 @@ class _Group:
     last: int
     file_first: int
 
+    def __str__(self) -> str:
+        return f"{self.path} row group {self.number}"
+
 
 class ParquetSource:
     """Unit = sample (row).  Only mapped columns and needed row groups are read; files are opened when they are needed.
 
-    A file of no bytes counts as one of no rows: it is what some writers leave for an empty partition.
+    A file of no bytes counts as one of no rows: it is what some writers leave for an empty partition.  With `skip`, so does
+    a file whose footer cannot be read; a row group that cannot be decoded to its end keeps its units, and has no samples.
     """
 
-    def __init__(self, files: list[Path], mapped: Mapped, split: str = "train", eval_fraction: float = 0.0) -> None:
+    def __init__(
+        self, files: list[Path], mapped: Mapped, split: str = "train", eval_fraction: float = 0.0, skip: bool = False
+    ) -> None:
         self.files = files
+        self.skipped = Skipped() if skip else None
         self.features = list(mapped.sparse)
         self.dense_features = len(mapped.dense)
         self._mapped = mapped
@@ -101,10 +120,13 @@ class ParquetSource:
         try:
             if path.stat().st_size == 0:
                 return first
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 metadata, schema = file.metadata, file.schema_arrow
                 rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         except (OSError, pa.ArrowException) as error:
+            if self.skipped is not None:
+                self.skipped.add(str(path), 0, f"it cannot be read as Parquet: {_line(error)}")
+                return first
             raise DataError(f"{path} cannot be read as Parquet: {_line(error)}") from None
         check_schema(str(path), schema, self._mapped)
         file_first = first
@@ -132,19 +154,49 @@ class ParquetSource:
 
     def _rows(self, group: _Group, low: int, high: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The rows low..high of a row group, some thousand at a time, and the number of the first of them."""
+        if self.skipped is not None:
+            yield from self._rows_if_all(group, low, high, self.skipped)
+            return
         try:
-            with pq.ParquetFile(group.path) as file:
-                first = group.first
-                batches = file.iter_batches(CHUNK, [group.number], self._mapped.columns(), use_threads=False)
-                for rows in batches:
-                    start, stop = max(low - first, 0), min(high - first, rows.num_rows)
-                    if start < stop:
-                        yield rows.slice(start, stop - start), first + start
-                    first += rows.num_rows
-                    if first >= high:
-                        return
+            for rows, first in self._decode(group):
+                part = _cut(rows, first, low, high)
+                if part is not None:
+                    yield part
+                if first + rows.num_rows >= high:
+                    return
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{group.path} row group {group.number} cannot be read: {_line(error)}") from None
+            raise DataError(f"{group} cannot be read: {_line(error)}") from None
+
+    def _rows_if_all(
+        self, group: _Group, low: int, high: int, skipped: Skipped
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """As `_rows`, when the whole group has been decoded: workers that share it must agree on whether it is good."""
+        if str(group) in skipped.parts:
+            return
+        try:
+            everything = list(self._decode(group))
+        except (OSError, pa.ArrowException) as error:
+            mine = min(group.last, self._first + self.extent) - max(group.first, self._first)
+            skipped.add(str(group), mine, f"it cannot be read: {_line(error)}")
+            return
+        for rows, first in everything:
+            part = _cut(rows, first, low, high)
+            if part is not None:
+                yield part
+
+    def _decode(self, group: _Group) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """All rows of a group, some thousand at a time, each with the number of its first."""
+        with pq.ParquetFile(group.path, page_checksum_verification=True) as file:
+            first = group.first
+            for rows in file.iter_batches(CHUNK, [group.number], self._mapped.columns(), use_threads=False):
+                yield rows, first
+                first += rows.num_rows
+
+
+def _cut(rows: pa.RecordBatch, first: int, low: int, high: int) -> tuple[pa.RecordBatch, int] | None:
+    """Those of the rows, of which the first has the number `first`, that are in low..high."""
+    start, stop = max(low - first, 0), min(high - first, rows.num_rows)
+    return (rows.slice(start, stop - start), first + start) if start < stop else None
 
 
 def _line(error: BaseException) -> str:

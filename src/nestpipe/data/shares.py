@@ -55,6 +55,7 @@ class SharedStream:
         epochs: int | None = 1,
         positions: dict[int, Position] | None = None,
     ) -> None:
+        self.source = source
         self.streams = workers if streams is None else streams
         self.shares = shares_of(rank, workers, self.streams)
         at = positions or {}

@@ -1,8 +1,9 @@
-"""What every worker must have found the same by itself before all of them begin."""
+"""What every worker must have found the same by itself, and what each knows a part of."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,15 @@ from nestpipe.comm.world import World
 
 class NotAlike(ValueError):
     """Workers see different files; the message is one line, and the same on all of them."""
+
+
+def together(world: World, mine: Mapping[str, int]) -> dict[str, int]:
+    """What workers have by name, in one; all call it together."""
+    everyone: list[Mapping[str, int]] = [mine]
+    if world.size > 1:
+        everyone = [{}] * world.size
+        dist.all_gather_object(everyone, dict(mine), group=world.groups["metrics"])
+    return {name: count for one in everyone for name, count in one.items()}
 
 
 def check_alike(world: World, **found: object) -> None:

@@ -14,6 +14,7 @@ from nestpipe.checkpoint.places import FOLDER
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.comm.world import World
 from nestpipe.data.shares import SharedStream
+from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Position
 from nestpipe.engine.tuner import Tuner
@@ -63,18 +64,29 @@ class Resumed:
 
     def stream(self, recipe: Recipe, source: Source, world: World) -> SharedStream:
         """The data from where it was left, dealt to as many workers as there are now."""
-        positions = self.positions()
+        positions, data = self.positions(), self.manifest.data
+        if data["extent"] != source.extent:
+            raise CheckpointError(
+                f"the training data had {data['extent']} units when it was saved and has {source.extent} now: "
+                "give back the files that it had, or start a new run"
+            )
+        skipped = skipped_of(source)
+        if skipped is not None:
+            skipped.go_on(data["skipped"])
         return train_stream(recipe, source, world, len(positions), positions)
 
     def positions(self) -> dict[int, Position]:
         """Where each stream of the data goes on."""
         data = self.manifest.data
         try:
-            if set(data) != {"streams", "positions"}:
-                raise ValueError("it must have streams and positions")
+            if set(data) != {"streams", "positions", "extent", "skipped"}:
+                raise ValueError("it must have streams, positions, extent and skipped")
             streams, found = data["streams"], data["positions"]
             if type(streams) is not int or streams < 1 or not isinstance(found, dict) or len(found) != streams:
                 raise ValueError(f"streams is {streams!r}")
+            if type(data["extent"]) is not int or data["extent"] < 0:
+                raise ValueError(f"extent is {data['extent']!r}")
+            Skipped().go_on(data["skipped"])
             return {n: Position.from_dict(found[str(n)]) for n in range(streams)}
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
@@ -183,6 +195,8 @@ class Checkpoints:
         data = {
             "streams": self._stream.streams,
             "positions": {str(number): position.as_dict() for number, position in positions.items()},
+            "extent": self._stream.source.extent,
+            "skipped": dict(skipped.parts) if (skipped := skipped_of(self._stream.source)) is not None else {},
         }
         chosen = [list(choice) for choice in self._pipeline.plan.choices if choice[0] < self._pipeline.next_batch]
         best = {"best_metric": self._section.best, "best": self._best}
@@ -225,10 +239,11 @@ def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[s
         return None
     resumed = Resumed(folder, last)
     try:
-        before = saved(last.manifest.recipe)
+        # Both as they are read from a file: an empty tuple that is a default is a list there.
+        now, before = saved(recipe.to_toml()), saved(last.manifest.recipe)
     except ValueError as error:
         raise CheckpointError(f"{last.path}: its recipe is not to be read ({error})") from None
-    resumed.check_recipe(recipe, before)
+    resumed.check_recipe(now, before)
     return resumed
 
 

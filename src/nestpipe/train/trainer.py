@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.comm.world import World
+from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
 from nestpipe.engine.micro_plan import MicroPlan
 from nestpipe.engine.tuner import Choice, Tuner
 from nestpipe.pipeline import Progress
-from nestpipe.train.alike import check_alike
+from nestpipe.train.alike import check_alike, together
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
 from nestpipe.train.digest import digest
@@ -79,6 +80,7 @@ def train(
     checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
     stopped = False
     chosen = NewChoices(pipeline.plan)
+    left_out = skipped_of(source) or Skipped()
     returns = Returns()
     evicted = EvictedFiles(directory.path, world.rank)
     if goes_on:
@@ -105,6 +107,9 @@ def train(
                 directory.log({"step": pace.steps, "micro_batches": choice.micro_batches, "why": str(choice)})
                 display.say(str(choice))
             evicted.append(pipeline.sparse.take_evicted())
+            for news in left_out.news():
+                directory.log({"step": pace.steps, "skipped": news})
+                display.say(news)
             returns.now_and_then()  # before memory is looked at: what the run needs, and not what malloc has kept of late
             if pace.steps % recipe.train.log_every == 0:
                 line = {"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)}
@@ -162,6 +167,8 @@ def train(
         "windows_by_micro": pipeline.sparse.windows_by_micro,
         "run": str(directory.path),
     }
+    if skipped := together(world, left_out.parts):
+        summary["skipped"] = {"samples": sum(skipped.values()), "parts": sorted(skipped)}
     if pipeline.sparse.ledger is not None:
         summary["reads_verified"] = pipeline.sparse.ledger.verified
     pipeline.close()
