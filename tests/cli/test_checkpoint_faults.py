@@ -226,6 +226,6 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_helps(tmp_path: Path) 
             tmp_path, "train", str(tmp_path / "run"), "--resume", "--from", "7", "--workers", "1", "--quiet", run="run"
         )
     )
-    ended = nestpipe(tmp_path, "train", str(tmp_path / "run"), "--resume", "--from", "20", "--workers", "1", "--quiet", "--json", "-",
-                     "--set", "train.steps=150", run="run")  # fmt: skip
+    again = ["--resume", "--from", "20", "--workers", "1", "--quiet", "--json", "-", "--set", "train.steps=150"]
+    ended = nestpipe(tmp_path, "train", str(tmp_path / "run"), *again, run="run")
     assert ended.summary()["digest"] == untouched(tmp_path)
