@@ -7,12 +7,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
+import pytest
+
 from kills import kill_and_resume
 
 
+@pytest.mark.timeout(600)
 def test_five_kills(tmp_path: Path) -> None:
     """The short form of bench/kills.py: all processes, one worker or the launcher alone, while starting, reading a checkpoint,
     training, writing one or removing old ones, under any schedule and tier."""
     lines: list[str] = []
-    outcome = kill_and_resume(tmp_path, kills=5, seed=4, tell=lines.append, steps_a_life=8)
+    outcome = kill_and_resume(tmp_path, kills=5, seed=4, tell=lines.append, steps_a_life=6)
     assert outcome.good and outcome.kills == 5, (outcome, lines)

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from commands import DEADLINE, TORCHRUN, Command, nestpipe, one_line, refused, small, until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -30,6 +31,7 @@ def saved(command: Command) -> int:
     return max(Folder(command.run / "checkpoints").steps(), default=0)
 
 
+@pytest.mark.timeout(400)
 def test_restarts_before_and_after_the_first_checkpoint(tmp_path: Path) -> None:
     """A worker killed before anything was saved: all begin anew.  One stopped beyond the deadline after step 40: all go on from
     there.  Both are said, with what was noticed; the digest is that of a run that nobody touched."""
@@ -63,6 +65,7 @@ def test_a_worker_that_fails_every_time(tmp_path: Path) -> None:
     assert last.startswith("nestpipe: batch 1: the ") and last.endswith("; given up after 1 restart"), last
 
 
+@pytest.mark.timeout(400)
 def test_under_torchrun(tmp_path: Path) -> None:
     """torchrun's own restarts do the same, where the run has a directory."""
     arguments = [*small(*LENGTH, *EVERY), "--run-dir", str(tmp_path / "joined"), "--json", "-"]

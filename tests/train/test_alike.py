@@ -1,0 +1,34 @@
+"""Workers that see different files refuse to begin, all of them, in the same words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from nestpipe.comm.world import World
+from nestpipe.train.alike import NotAlike, check_alike, together
+from workers import run
+
+
+def compare(world: World, differ: bool) -> str:
+    try:
+        check_alike(world, checkpoints="abc", training_data=100 + world.rank * differ, held_out_data=None)
+    except NotAlike as error:
+        return str(error)
+    return "alike"
+
+
+def mine_and_others(world: World) -> dict[str, int]:
+    return together(world, {f"part {world.rank}": world.rank, "shared": 7})
+
+
+def test_all_refuse_together() -> None:
+    assert run(3, compare, False) == ["alike"] * 3
+    said = set(run(3, compare, True))
+    assert len(said) == 1 and said.pop().startswith("workers see different training data: all need the same files")
+
+
+def test_what_each_knows_comes_together() -> None:
+    assert run(2, mine_and_others) == [{"part 0": 0, "part 1": 1, "shared": 7}] * 2
