@@ -143,7 +143,7 @@ def test_fingers_zoom_and_move(look: Any, run_page: Path) -> None:
     assert moved["from"] > zoomed["from"] and moved["to"] - moved["from"] == pytest.approx(
         zoomed["to"] - zoomed["from"]
     )
-    seen.page.touchscreen.tap(box["x"] + 200, box["y"] + 26 + 30 + 7.5 * 27)
+    seen.page.touchscreen.tap(box["x"] + 200, box["y"] + 26 + 30 + (LANES.index("compute") + 0.5) * 27)
     assert "compute: " in seen.page.locator(".timeline .readout").inner_text()
     assert seen.page.locator(".tip").is_visible() and seen.said == []
 
@@ -170,7 +170,9 @@ def test_an_action_tells_what_it_is(look: Any, run_page: Path) -> None:
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     for share in range(20, 95, 5):
-        seen.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + 26 + 30 + 7.5 * 27)
+        seen.page.mouse.move(
+            box["x"] + box["width"] * share / 100, box["y"] + 26 + 30 + (LANES.index("compute") + 0.5) * 27
+        )
         tip = seen.page.locator(".tip")
         assert tip.is_visible() and ("batch" in tip.inner_text() or "between" in tip.inner_text())
 
@@ -183,18 +185,19 @@ def test_exposed_time_is_marked(theme: str, look: Any, tmp_path: Path) -> None:
     seen = look(written(tmp_path, trace), color_scheme=theme)
     assert seen.lanes()["marked"] > 3
     by_lane = seen.page.evaluate(
-        """() => {
+        """lanes => {
         const canvas = document.querySelector('canvas.lanes'), ratio = canvas.width / canvas.clientWidth;
         const hex = getComputedStyle(document.documentElement).getPropertyValue('--exposed').trim();
         const want = [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16));
-        return Array.from({length: 8}, (_, lane) => {
+        return Array.from({length: lanes}, (_, lane) => {
             const y = Math.round((26 + 30 + 27 * lane + 22.5) * ratio), from = Math.round(90 * ratio);
             const pixels = canvas.getContext('2d').getImageData(from, y, canvas.width - from, 1).data;
             let found = 0;
             for (let i = 0; i < pixels.length; i += 4)
                 if (want.every((part, k) => Math.abs(pixels[i + k] - part) < 12)) found++;
             return found;
-        }); }"""
+        }); }""",
+        len(LANES),
     )
     assert by_lane[-1] > 100 and sum(by_lane[:-1]) == 0, by_lane
 
