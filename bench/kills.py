@@ -125,16 +125,33 @@ def kill_and_resume(
     steps_a_life: int = STEPS_A_LIFE,
 ) -> Outcome:
     """Trains once untouched and once with `kills` kills, each in a folder of its own below `folder`."""
+    lives: list[Life] = []
+
+    def begin(life: Life) -> Life:
+        lives.append(life)
+        return life
+
+    try:
+        return _kill_and_resume(folder, kills, seed, tell, steps_a_life, begin)
+    finally:
+        for life in lives:
+            if not life.over():
+                life.kill("all")
+
+
+def _kill_and_resume(
+    folder: Path, kills: int, seed: int, tell: Callable[[str], None], steps_a_life: int, begin: Callable[[Life], Life]
+) -> Outcome:
     drawn = random.Random(seed)
     steps = steps_a_life * kills + 40
-    untouched = Life(made(folder / "untouched") / "run", steps)
+    untouched = begin(Life(made(folder / "untouched") / "run", steps))
     run = made(folder / "killed") / "run"
     moments: Counter[str] = Counter()
     problems: list[str] = []
     began, ready = time.monotonic(), 10.0
     done = 0
     while done < kills:
-        life = Life(run, steps, drawn)
+        life = begin(Life(run, steps, drawn))
         target = drawn.choice(TARGETS)
         # Near the end only kills that take no step: the run must not be over before all of them are done.
         moment = drawn.choice(MOMENTS if life.begins_at < steps - 40 else ("starting", "reading"))
@@ -155,7 +172,7 @@ def kill_and_resume(
             f"kill {done:3} of {kills}  {life.what:11}  {moment:8} {target:8}  step {last_step(run):5} of {steps}, "
             f"saved {newest(run):5}  {left:.0f} s left"
         )
-    last = Life(run, steps, drawn)
+    last = begin(Life(run, steps, drawn))
     last.process.wait(10 * DEADLINE)
     if last.process.returncode:
         problems.append(f"the last life failed: {last.said()}")
