@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,11 +123,15 @@ class Disks:
         """Puts the calling process into the group of a host."""
         (self.groups[host] / "cgroup.procs").write_text("0")
 
-    def down(self) -> bool:
-        """Removes what `up` made, as far as it is there; False where processes are still in it."""
+    def down(self, kill: bool = False) -> bool:
+        """Removes what `up` made, as far as it is there; False where processes are still in it, which `kill` ends."""
         deadline = time.monotonic() + REMOVE_SECONDS
         left = [group for group in self.groups if group.is_dir()]
         while left:
+            for group in left if kill else []:
+                with contextlib.suppress(OSError):
+                    for process in (group / "cgroup.procs").read_text().split():
+                        os.kill(int(process), signal.SIGKILL)
             for group in left:
                 with contextlib.suppress(OSError):
                     group.rmdir()
@@ -144,7 +149,7 @@ class Disks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down()
+        self.down(kill=True)  # whom Ctrl-C found just starting, nobody else knows of
 
 
 def known_disks() -> list[Disks]:
