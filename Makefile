@@ -23,7 +23,9 @@ setup: $(VENV)/.installed  ## the environment, in .venv
 train: setup  ## train the default recipe on two local workers
 	@$(BIN)/nestpipe train dlrm
 
-test: setup lint  ## lint, then all tests, two files at a time
+# A fresh clone has no compiled kernels: they are made while lint runs, once and not by every test process.
+test: setup  ## lint, then all tests, two files at a time
+	@(cd tests && PYTHONPATH=. ../$(BIN)/python workers_warm.py) & $(MAKE) --no-print-directory lint || { wait; exit 1; }; wait
 	@$(BIN)/pytest -n 2 --dist loadfile
 
 lint: setup  ## ruff and mypy

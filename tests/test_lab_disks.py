@@ -118,7 +118,8 @@ def test_lab_down_removes_them_and_nothing_else(capsys: pytest.CaptureFixture[st
 
 
 @shapes
-def test_ctrl_c_leaves_no_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_no_group(number: signal.Signals, tmp_path: Path) -> None:
     """In the middle of a ladder, whatever it is doing."""
     command = [sys.executable, "-m", "nestpipe", "bench", "dlrm-disk", "--disk", "read 20000/s", "--rounds", "1"]
     log = (tmp_path / "log").open("w")
@@ -130,7 +131,7 @@ def test_ctrl_c_leaves_no_group(tmp_path: Path) -> None:
     ):
         assert bench.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.05)
-    bench.send_signal(signal.SIGINT)
+    bench.send_signal(number)
     bench.wait(60)
     assert bench.returncode != 0 and groups_left(name) == []
 

@@ -143,6 +143,27 @@ def workers_left() -> list[str]:
     return [line for line in found.splitlines() if "lab_worker" in line]
 
 
+def test_whole_turns_count_what_their_steps_do_not_show() -> None:
+    """A turn of four steps that waits for something at its end is slower, though its median step is not."""
+
+    def report(waits_s: float) -> dict[str, Any]:
+        turns = [[0.1] * 4] * 3
+        return {
+            "workers": 1,
+            "config": {"steps": 4, "batch": 10},
+            "step_s_by_rank": [turns],
+            "window_s_by_rank": [[0.4 + waits_s] * 3],
+            "cpu_s_by_rank": [[0.4] * 3],
+            "first_losses": [],
+        }
+
+    rungs = [rung("without"), rung("with")]
+    for whole, ratio in ((False, 1.0), (True, 0.8)):
+        plan = Ladder("t", "w", rungs, against=["without"], whole_turns=whole)
+        found = summarise(plan, rungs, [report(0.0), report(0.1)], 3)["rungs"][1]["ratios"]["without"]
+        assert found["median"] == pytest.approx(ratio)
+
+
 def test_what_is_hidden() -> None:
     """Told by the timelines and by step times: 40 of 50 ms a step are hidden, and the step gets 15 ms longer instead of 50."""
 

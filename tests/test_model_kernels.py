@@ -17,6 +17,7 @@ from nestpipe import Batch, KeyedJaggedTensor
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.models import attention, interaction, relative_bias, sampled_softmax, timed
 from nestpipe.models.attention_kernels import sigmoid
+from nestpipe.models.dlrm import DenseArch, DLRMConfig
 from oracle import distance
 
 CLOSE = 1e-12
@@ -102,6 +103,11 @@ def test_what_does_not_interact_is_refused_and_numbers_are_promoted() -> None:
             interaction.interact(torch.ones(wrong), torch.ones(2, 3, 4))
     found = interaction.interact(torch.ones(2, 4, dtype=torch.float64), torch.ones(2, 3, 4))
     assert found.dtype == torch.float64 and found[0, 4:].tolist() == [4.0] * 6
+
+
+def test_a_dlrm_without_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="no pairs"):
+        DenseArch(DLRMConfig(), sparse_features=1, dense_features=0)
 
 
 @settings(deadline=None, max_examples=40)

@@ -281,9 +281,10 @@ def _resumed(args: argparse.Namespace, recipe: Any) -> tuple[Any, bool]:
     from nestpipe.data.kinds import KINDS as DATA
     from nestpipe.models.kinds import KINDS as MODELS
     from nestpipe.train.checkpoints import find_resumed, folder_of, refuse_others
+    from nestpipe.train.launch import started_again
     from nestpipe.train.recipe import parse_recipe
 
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and args.run is not None
+    restarted = args.run is not None and started_again(Path(args.run))
     restarts = args.max_restarts or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if args.from_step is not None and restarts:
         raise ValueError(
@@ -331,7 +332,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _train_here(args: argparse.Namespace) -> int:
-    from nestpipe.train.launch import join, why_restarted
+    from nestpipe.train.launch import join, launch_id, started_again, why_restarted
     from nestpipe.train.trainer import in_words, train
 
     recipe = load(args)
@@ -341,9 +342,9 @@ def _train_here(args: argparse.Namespace) -> int:
         )
     resumed, goes_on = _resumed(args, recipe)
     world = join(recipe.train.timeout)
-    if world.rank == 0 and (why := why_restarted()):
+    if world.rank == 0 and args.run is not None and started_again(Path(args.run)):
         where = f"going on from step {resumed.step}" if resumed else "starting over, as there is no checkpoint yet"
-        print(f"nestpipe: {why}; {where}", file=sys.stderr, flush=True)
+        print(f"nestpipe: {why_restarted()}; {where}", file=sys.stderr, flush=True)
     summary = train(
         recipe,
         world,
@@ -353,6 +354,7 @@ def _train_here(args: argparse.Namespace) -> int:
         trace=args.trace,
         resumed=resumed,
         goes_on=goes_on,
+        launch=launch_id(),
     )
     if world.rank == 0 and summary.get("stopped"):
         print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -38,6 +39,7 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
     if rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
     peers = args.peers or sorted({rung.peer for rung in ladder.rungs if rung.peer is not None and args.rungs})
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # hosts and rungs are cleared away as after Ctrl-C
     with Display(args.ladder) as display:
         link = ladder.link if args.link is None else None if args.link == "none" else args.link
         disk = ladder.disk if args.disk is None else None if args.disk == "none" else args.disk

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import EVERY, digest_at, disk, log_of, losses, resume, small, steps_in, train_run
+from runs import EVERY, digest_at, disk, log_of, losses, recipe_of, resume, small, steps_in, train_run
 
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.comm.world import World
 from nestpipe.schedule import BUILDERS
+from nestpipe.train.trainer import train
 from workers import run
 
 KEEP_ALL = "checkpoint.keep=99"
@@ -108,6 +109,31 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert [step.manifest.step for step in folder.chain(folder.read(12))] == [10, 11, 12]
     run(1, resume, "dlrm", [*settings, "train.steps=14"], str(tmp_path / "run"))
     assert folder.steps() == [13, 14]
+
+
+def named_launch(world: World, settings: list[str], run: str) -> None:
+    train(recipe_of("dlrm", settings), world, run, quiet=True, launch="job")
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_only_a_run_with_checkpoints_is_gone_on_with_unasked(tmp_path: Path, checkpoints: bool) -> None:
+    """Another launch of the same name would write over the run otherwise."""
+    every = [EVERY] if checkpoints else ["train.log_every=1"]
+    run(1, named_launch, small("dlrm", *every, "train.steps=2"), str(tmp_path / "run"))
+    assert (tmp_path / "run" / "launch").exists() == checkpoints
+
+
+def test_a_wrong_name_of_the_best_costs_no_checkpoint(tmp_path: Path) -> None:
+    run(1, train_run, "dlrm", small("dlrm", EVERY, "checkpoint.best=acu", "train.steps=3"), str(tmp_path / "run"))
+    assert steps_in(tmp_path / "run")[-1] == 3
+
+
+def test_the_last_checkpoint_has_the_last_metrics(tmp_path: Path) -> None:
+    """Also where one was due at the last step, before the evaluation that ends a run."""
+    settings = small("dlrm", "checkpoint.best=log_loss", "checkpoint.every_steps=2", "train.steps=4")
+    run(1, train_run, "dlrm", settings, str(tmp_path / "run"))
+    last = Folder(tmp_path / "run" / "checkpoints").read(4)
+    assert last.manifest.metrics["log_loss"] == last.manifest.trainer["best"]
 
 
 def test_the_best_is_kept_and_can_be_gone_on_from(tmp_path: Path) -> None:

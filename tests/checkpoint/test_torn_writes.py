@@ -6,6 +6,7 @@ also in its middle.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -64,6 +65,7 @@ class Doom:
 
     def _writing(self, file: int, data: memoryview) -> int:
         if self._tick():
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)  # torn anywhere
             self._write(file, data[: len(data) // 2])
             os._exit(DIED)
         return self._write(file, data)

@@ -96,7 +96,7 @@ def test_a_loss_that_is_not_finite_ends_it(tmp_path: Path) -> None:
 
 def begun(folder: Path) -> tuple[Command, dict[int, int]]:
     """A profile on two workers whose turns have begun, and these workers; --json names the run for them."""
-    command = Command(folder, profile("--json", str(folder / "never"), workers=2, seconds=90), run="never")
+    command = Command(folder, profile("--json", str(folder / "never"), workers=2, seconds=20), run="never")
     told = command._files[1]
     if not until(DEADLINE, lambda: told.exists() and "round" in told.read_text()):
         command.end()

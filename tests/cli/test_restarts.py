@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,10 +79,75 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert until(DEADLINE, lambda: saved(command) >= 40)
     os.kill(command.workers()[0], signal.SIGKILL)
     ended = command.wait(litter=True)
-    assert re.search(r"nestpipe: restart 1 of 2 \(a worker was lost\); going on from step (40|80)\n", ended.err), (
-        ended.err
-    )
+    assert re.search(
+        r"nestpipe: restart 1 of 2 \(workers were lost or have joined\); going on from step (40|80)\n", ended.err
+    ), ended.err
     assert ended.summary()["digest"] == untouched(tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_machines_leave_and_join(tmp_path: Path) -> None:
+    """torchrun with a range of machines: the run goes on with one when the other is lost, and with both when it is back."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run = tmp_path / "run"
+    arguments = [
+        *small("data.samples=20000", "checkpoint.every_steps=20", "train.epochs=100000"),
+        "--run-dir",
+        str(run),
+    ]
+    conf = "last_call_timeout=2,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=1"]
+    launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=both", "--monitor-interval=0.2"]
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    machines: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(name: str, host: str) -> None:
+        options = [f"--rdzv-conf=is_host={host},{conf}", "-m", "--", "nestpipe", *arguments]
+        with (tmp_path / name).open("wb") as log:
+            machines[name] = subprocess.Popen([*launcher, *options], stdout=log, stderr=log, env=environment)
+
+    def worker_of(name: str) -> list[int]:
+        pid = machines[name].pid
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+    def logs() -> str:
+        return "".join((tmp_path / name).read_text(errors="replace") for name in machines)
+
+    def told(words: str) -> int:
+        """How often any machine's log has these words: whose worker is the first may change."""
+        return logs().count(words)
+
+    def trained() -> int:
+        return max(Folder(run / "checkpoints").steps(), default=0)
+
+    def goes_on(times: int) -> bool:
+        return until(DEADLINE, lambda: told("; going on from step") >= times)
+
+    try:
+        start("first", "true")
+        start("second", "false")
+        assert until(DEADLINE, lambda: trained() >= 40), logs()
+        for pid in [*worker_of("second"), machines["second"].pid]:
+            os.kill(pid, signal.SIGKILL)
+        assert goes_on(1) and told("restart 1 of 1 (workers were lost or have joined)") == 1, logs()
+        start("back", "false")
+        assert goes_on(2), logs()
+        now = trained()
+        assert until(DEADLINE, lambda: trained() >= now + 40)
+        saved_before = told("is saved: go on with")
+        machines["first"].send_signal(signal.SIGTERM)
+        machines["back"].send_signal(signal.SIGTERM)
+        for name in ("first", "back"):
+            machines[name].wait(DEADLINE)
+        assert told("is saved: go on with") == saved_before + 1, logs()
+    finally:
+        for name, machine in machines.items():
+            for pid in [*(worker_of(name) if machine.poll() is None else []), machine.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            machine.wait()
 
 
 def test_what_cannot_be_restarted_is_refused(tmp_path: Path) -> None:

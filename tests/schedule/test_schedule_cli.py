@@ -67,7 +67,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads(places["json"].read_text())
     assert result["check"]["exact"] is True and result["ends"]["dbp"] < result["ends"]["serial"]
     retrieve = next(a for a in result["actions"] if (a["stage"], a["batch"]) == ("retrieve", 2))
-    assert retrieve["waits"] == ["route 2", "writeback 0"] and retrieve["lane"] == "storage"
+    assert retrieve["waits"] == ["route 2", "sync 1", "writeback 0"] and retrieve["lane"] == "storage"
     assert retrieve["stop"] > retrieve["start"]
 
 

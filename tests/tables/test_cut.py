@@ -53,9 +53,14 @@ def add(found: Content, rows: Rows) -> None:
         found[table, key] = (v.tobytes(), s.tobytes())
 
 
-def read_cut(cut: Cut, most: int = 3) -> Content:
+def memory(rows: int) -> np.ndarray:
+    """For so many rows."""
+    return np.empty(rows * (8 + 2 + 4 * DIM + 4), np.uint8)
+
+
+def read_cut(cut: Cut, most: int = 3, part: int = 3) -> Content:
     found: Content = {}
-    for rows in cut.parts(most):
+    for rows in cut.shards(memory(most), part):
         add(found, rows)
     return found
 
@@ -64,7 +69,7 @@ Batches = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=8), max_siz
 
 
 @pytest.mark.parametrize("kind", ["dram", "disk"])
-@given(before=Batches, then=Batches, during=Batches, after=Batches, most=st.integers(1, 9))
+@given(before=Batches, then=Batches, during=Batches, after=Batches, most=st.integers(1, 9), part=st.integers(1, 9))
 @settings(max_examples=60)
 def test_a_cut_is_one_moment(
     kind: str,
@@ -73,6 +78,7 @@ def test_a_cut_is_one_moment(
     during: list[list[int]],
     after: list[list[int]],
     most: int,
+    part: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """A full cut has every row as it was, later ones what changed since, though batches write between any two of their parts."""
@@ -90,7 +96,7 @@ def test_a_cut_is_one_moment(
         found: Content = {}
         meanwhile = iter(during if number < 3 else [])
         late: set[tuple[int, int]] = set()
-        for rows in cut.parts(most):
+        for rows in cut.shards(memory(most), part):
             add(found, rows)
             if keys := next(meanwhile, None):
                 stamp += 1
@@ -125,7 +131,7 @@ def test_a_cut_is_one_moment_with_a_thread_that_writes_as_fast_as_it_can(kind: s
         thread = threading.Thread(target=train)
         thread.start()
         try:
-            found = read_cut(cut, most=7)
+            found = read_cut(cut, most=50, part=7)
         finally:
             over.set()
             thread.join()
@@ -142,7 +148,7 @@ def test_a_cut_that_sets_nothing_aside_is_caught(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Cut, "set_aside", lambda self, rows: None)
     found: Content = {}
     with pytest.raises(AssertionError, match="rows copied of"):
-        for rows in cut.parts(5):
+        for rows in cut.shards(memory(5), 5):
             add(found, rows)
             write(store, list(range(20)), 1.5)
     assert found != expected
@@ -153,7 +159,7 @@ def test_an_abandoned_cut_is_over(tmp_path: Path) -> None:
     store = make_store("dram", tmp_path)
     write(store, list(range(20)), 0.5)
     cut = store.cut(full=True)
-    next(cut.parts(5))
+    next(cut.shards(memory(5), 5))
     cut.abandon()
     write(store, list(range(10)), 1.5)
     assert read_cut(store.cut(full=True)) == content(store)

@@ -1,14 +1,13 @@
 """Files of tensors in safetensors' format: written in a stream with a digest, read whole and only if the digest is right.
 
-Writing is our own, 30 lines, because it must hold neither the GIL nor a second copy while training goes on; reading is the
-library's, which executes nothing and trusts no number of a header.
+Writing is our own because it must hold neither the GIL nor a second copy while training goes on; reading is the library's, which
+executes nothing and trusts no number of a header.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from nestpipe.checkpoint.direct_file import DirectFile
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.plain_file import plain_size, read_plain
 
@@ -27,7 +27,6 @@ _CODES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16",
     "int32": "I32", "float32": "F32", "float64": "F64", "int64": "I64",
 }  # fmt: skip
-_PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> Written:
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    sha = hashlib.sha256()
-    with path.open("xb", buffering=0) as file:
-        for part in (len(text).to_bytes(8, "little") + text, *map(_raw, tensors.values())):
-            view = memoryview(part)  # type: ignore[arg-type]
-            for begin in range(0, len(view), _PIECE):
-                _write_all(file.fileno(), view[begin : begin + _PIECE])
-                sha.update(view[begin : begin + _PIECE])
-        os.fsync(file.fileno())
-    return Written(path.name, 8 + len(text) + at, sha.hexdigest())
+    with DirectFile(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(_raw(tensor))
+        sha256 = file.end()
+    return Written(path.name, 8 + len(text) + at, sha256)
 
 
 def read_tensors(path: Path, written: Written) -> dict[str, torch.Tensor]:
@@ -104,8 +100,3 @@ def _raw(tensor: Array) -> memoryview:
         tensor = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     flat: Any = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
     return memoryview(flat)
-
-
-def _write_all(file: int, view: memoryview) -> None:
-    while len(view):
-        view = view[os.write(file, view) :]

@@ -11,7 +11,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -26,15 +26,15 @@ from nestpipe.checkpoint.dense import clone_dense
 from nestpipe.checkpoint.errors import CheckpointError, NotWritten
 from nestpipe.checkpoint.folder import Checkpoint, Folder
 from nestpipe.checkpoint.kept import kept_of
-from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
+from nestpipe.checkpoint.manifest import Base, File, Manifest, seal
 from nestpipe.checkpoint.tensors import write_tensors
 from nestpipe.comm.exchange import Exchange
 from nestpipe.engine.life_state import summed
 from nestpipe.pipeline import TrainPipeline
-from nestpipe.tables.cut import Cut, Rows
+from nestpipe.tables.cut import Cut
 
 SHARD_BYTES = 1 << 26
-"""Rows are written in files of about this size, of which one is held in memory at a time."""
+"""Rows are written in files of at most about this size; the memory for one is kept, as far as it was ever used."""
 PART_ROWS = 1 << 14
 """Rows copied at a time."""
 WORDS_BYTES = 512
@@ -96,6 +96,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._saved: list[Saved] = []
         self._error: BaseException | None = None
+        self._memory = np.empty(SHARD_BYTES, np.uint8)
         self._kept = kept_of(pipeline)
         for kept in self._kept:
             kept.follow_changes()
@@ -187,13 +188,12 @@ class CheckpointWriter:
         rank = self.pipeline.world.rank
         files: list[File] = []
         for g, (kept, cut) in enumerate(zip(self._kept, job.cuts)):
-            for number, rows in enumerate(_shards(cut, kept.group)):
-                width = kept.group.state_width
+            for number, rows in enumerate(cut.shards(self._memory, PART_ROWS)):
                 tensors = {
                     "keys": rows.keys,
                     "tables": rows.tables,
                     "values": rows.values,
-                    "state": rows.state[:, :width],
+                    "state": rows.state[:, : kept.group.state_width],
                 }
                 written = write_tensors(directory / f"worker{rank}-group{g}-{number:05d}.safetensors", tensors)
                 files.append(File(**asdict(written), kind="rows", worker=rank, group=g, rows=len(rows)))
@@ -274,24 +274,3 @@ def _in_words(problem: BaseException) -> str:
 
 def _part(rank: int) -> str:
     return f"part-{rank}.json"
-
-
-def _shards(cut: Cut, group: Group) -> Iterator[Rows]:
-    """The rows of a cut in portions of a file each."""
-    row_bytes = (group.dim + group.state_width) * np.dtype(group.dtype).itemsize + 10
-    most = max(1, SHARD_BYTES // row_bytes)
-    held: list[Rows] = []
-    count = 0
-    for part in cut.parts(min(PART_ROWS, most)):
-        held.append(part)
-        count += len(part)
-        if count >= most:
-            yield _joined(held)
-            held, count = [], 0
-    if count:
-        yield _joined(held)
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    columns = ([getattr(part, name) for part in parts] for name in ("tables", "keys", "values", "state"))
-    return Rows(*(np.concatenate(column) for column in columns))

@@ -18,7 +18,7 @@ from torch import Tensor
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
 
-PIECE_BYTES = 256 * 1000
+PIECE_BYTES = 1000 * 1000
 
 
 class Traffic:

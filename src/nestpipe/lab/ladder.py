@@ -100,6 +100,8 @@ class Ladder:
     """Rungs that do a part of a step's work each: in every round the slowest of them is what no schedule can beat."""
     hides: list[Hides] = field(default_factory=list)
     mix: Mix | None = None
+    whole_turns: bool = False
+    """Rungs are compared by all the time of their turns, for what comes once in a turn, and not by their median steps."""
     link: str | None = None
     """Of every worker's host; None: all on loopback."""
     disk: str | None = None
@@ -151,6 +153,7 @@ class _Plain:
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     limit: list[str] = field(default_factory=list)
+    whole_turns: bool = False
 
 
 def run_ladder(
@@ -348,23 +351,24 @@ def _prepare_child(cores: set[int] | None, disks: Disks | None, host: int) -> No
 
 def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
     summaries = [_summary(rung, report) for rung, report in zip(rungs, reports)]
-    by_name = {summary["name"]: summary["step_ms_all"] for summary in summaries}
+    compared = "mean_ms_all" if ladder.whole_turns else "step_ms_all"
+    by_name = {summary["name"]: summary[compared] for summary in summaries}
     for summary in summaries:
         summary["ratios"] = {
-            name: _spread([theirs / ours for theirs, ours in zip(by_name[name], summary["step_ms_all"])])
+            name: _spread([theirs / ours for theirs, ours in zip(by_name[name], summary[compared])])
             for name in ladder.against
             if name in by_name
         }
     limits = [max(ms) for ms in zip(*(by_name[name] for name in ladder.limit if name in by_name))]
     for summary in summaries if limits else []:
         if summary["peer"] is None:
-            summary["of_limit"] = _spread([ms / limit for ms, limit in zip(summary["step_ms_all"], limits)])
+            summary["of_limit"] = _spread([ms / limit for ms, limit in zip(summary[compared], limits)])
     hidden = [_hidden(hides, summaries) for hides in ladder.hides]
     result = {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
     if limits:
         result["limit"] = {"rungs": ladder.limit, "ms": _spread(limits)}
     if ladder.mix is not None:
-        others = {s["name"]: s["step_ms_all"] for s in summaries if s["name"] not in (ladder.mix.rung, *ladder.limit)}
+        others = {s["name"]: s[compared] for s in summaries if s["name"] not in (ladder.mix.rung, *ladder.limit)}
         reached = {
             name: _spread([theirs / ours for theirs, ours in zip(by_name[ladder.mix.rung], times)])
             for name, times in others.items()

@@ -45,6 +45,8 @@ class DenseArch(nn.Module):
         super().__init__()
         self.bottom = mlp([dense_features, *config.bottom, config.dim], last_relu=True) if dense_features else None
         vectors = sparse_features + (1 if dense_features else 0)
+        if vectors < 2:
+            raise ValueError("a DLRM of one sparse feature and no dense ones has no pairs to look at: add a feature")
         pairs = vectors * (vectors - 1) // 2
         self.top = mlp([pairs + (config.dim if dense_features else 0), *config.top, 1], last_relu=False)
 

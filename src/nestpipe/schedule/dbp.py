@@ -49,9 +49,10 @@ def _early(stage: str, batch: int, start: int, options: Options, after: tuple[Na
         waits.append(("move", batch, -1))
     elif stage == "retrieve":
         waits.append(("route", batch, -1))
-        # rows that the batch before does not touch must be in the store, or in a buffer; and one more buffer is free only then
-        if options.early_retrieve and batch >= start + 2:
-            waits.append(("update", batch - 2, -1))
+        # Rows that the batch before does not touch must be in the store, or in a buffer.  And a buffer must be free: who writes
+        # the oldest one back and who copies from it have to be done.
+        if batch >= start + 2:
+            waits.append(("update", batch - 2, -1) if options.early_retrieve else ("sync", batch - 1, -1))
         stored = batch - 3 if options.early_retrieve else batch - 2
         if stored >= start:
             waits.append(("writeback", stored, -1))

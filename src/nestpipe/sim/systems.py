@@ -18,7 +18,7 @@ def stale(step: int, micro_batches: int, start: int = 0, options: Options = DEFA
     """
     following = [a for a in dbp(step, micro_batches, start, options) if a.batch == step + 1 and a.stage == "embed"]
     issued = [
-        action
+        replace(action, waits=tuple(wait for wait in action.waits if wait[0] != "sync" or wait[1] == start))
         for action in dbp(step, micro_batches, start, options)
         if action not in following and (action.stage != "sync" or action.batch == start)
     ]

@@ -9,7 +9,7 @@ import numpy as np
 from nestpipe.keys.index import Found, HashIndex
 from nestpipe.keys.mixing import mix
 from nestpipe.tables import kernels
-from nestpipe.tables.cut import Changes, Cut
+from nestpipe.tables.cut import Changes, Cut, Values
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.sightings import Sightings
 
@@ -73,12 +73,17 @@ class KeyedRows(ABC):
         """[slots, 2]: sightings and last batch of every row by slot, no sightings where there is none.  Of groups with a life."""
 
     @abstractmethod
-    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Values [n, D] and state [n, S] of the given slots, as copies."""
+    def read(self, slots: np.ndarray, into: Values | None = None) -> Values:
+        """Values [n, D] and state [n, S] of the given slots, as copies: new ones, or in the arrays that are given."""
 
     @abstractmethod
-    def _copy(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _copy(self, slots: np.ndarray, into: Values | None = None) -> Values:
         """As `read`, for a thread that is changing the store."""
+
+    def _new(self, rows: int) -> Values:
+        """Room for what is read."""
+        widths = (self.group.dim, self.group.state_width)
+        return np.empty((rows, widths[0]), self.group.dtype), np.empty((rows, widths[1]), self.group.dtype)
 
     def follow_changes(self) -> None:
         """From now on it is known which rows change, so that cuts can be made."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from nestpipe.keys.index import HashIndex
 from nestpipe.keys.slab import Slab
-from nestpipe.tables.cut import Changes, Cut
+from nestpipe.tables.cut import Changes, Cut, Values
 
 
 class Sightings:
@@ -59,8 +59,12 @@ class Sightings:
         assert self._changes is not None, "follow_changes comes first"
         return self._changes.cut(self._copy, full)
 
-    def _copy(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._counts.rows[slots].view(np.float32), np.empty((len(slots), 0), np.float32)
+    def _copy(self, slots: np.ndarray, into: Values | None = None) -> Values:
+        counts = self._counts.rows[slots].view(np.float32), np.empty((len(slots), 0), np.float32)
+        if into is None:
+            return counts
+        into[0][:] = counts[0]
+        return into
 
     def nbytes(self) -> int:
         return self.index.nbytes() + 8 * self.index.slots_used

@@ -7,6 +7,7 @@ import numpy as np
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab, machine_bytes
 from nestpipe.tables import kernels
+from nestpipe.tables.cut import Values
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows
 from nestpipe.tables.tiered import DiskTier, TieredRowStore
@@ -68,9 +69,8 @@ class RowStore(KeyedRows):
     def life(self) -> np.ndarray:
         return self.group.life_in(self.state.rows)
 
-    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        values = np.empty((len(slots), self.group.dim), self.group.dtype)
-        state = np.empty((len(slots), self.group.state_width), self.group.dtype)
+    def read(self, slots: np.ndarray, into: Values | None = None) -> Values:
+        values, state = into or self._new(len(slots))
         kernels.gather(self.values.rows, slots, values)  # without the GIL
         if state.shape[1]:
             kernels.gather(self.state.rows, slots, state)

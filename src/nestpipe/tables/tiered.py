@@ -10,6 +10,7 @@ import numpy as np
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab
 from nestpipe.tables import disk_kernels, kernels, life_kernels
+from nestpipe.tables.cut import Values
 from nestpipe.tables.disk_log import SEGMENT_BYTES, DiskLog
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.hot_rows import HotRows
@@ -99,9 +100,8 @@ class TieredRowStore(KeyedRows):
         self.begin(missing, tables, keys, values, state)
         return found
 
-    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        values = np.empty((len(slots), self.group.dim), self.group.dtype)
-        state = np.empty((len(slots), self.group.state_width), self.group.dtype)
+    def read(self, slots: np.ndarray, into: Values | None = None) -> Values:
+        values, state = into or self._new(len(slots))
         self._fetch(slots, values, state)
         return values, state
 

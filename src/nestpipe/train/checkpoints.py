@@ -178,6 +178,8 @@ class Checkpoints:
         if self._writer is None:
             return []
         if self._writer.last_step != self._pipeline.next_batch:
+            if self._section.best in metrics:  # a name that is wrong must not cost the last checkpoint
+                self._better(metrics)
             self._save(metrics, about)
         self._writer.wait()
         self._folder.unlock()

@@ -31,10 +31,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
+from nestpipe.train.quick_start import leave_out_compiler
+from nestpipe.train.rundir import LAUNCH_FILE
 from nestpipe.train.signals import LAUNCHER
 
 REPORTS = "NESTPIPE_REPORTS"
 """Names the folder in which workers of this launch leave word of their end."""
+OWN_ID = "nestpipe-"
+"""How our own launches are called."""
 START_SECONDS = 120.0
 """What all workers have to load and to meet in; on a busy machine they start further apart than they ever are in training."""
 END_SECONDS = 3
@@ -73,7 +77,7 @@ def launch(
         local_addr="127.0.0.1",
         max_restarts=max_restarts,
         monitor_interval=0.2,
-        run_id=f"nestpipe-{os.getpid()}",
+        run_id=f"{OWN_ID}{os.getpid()}",
         logs_specs=DefaultLogsSpecs(
             os.devnull
         ),  # workers write to our terminal; torch would leave empty folders in /tmp
@@ -163,12 +167,14 @@ def _workers() -> Iterator[int]:
 
 def join(timeout: float) -> World:
     """Joins the other workers of this launch, for which there is more time than `timeout`, what they later have to answer in."""
+    leave_out_compiler()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1 and not dist.is_initialized():
         patience = timedelta(seconds=max(timeout, START_SECONDS))
         store, rank, size = next(dist.rendezvous("env://", timeout=patience))
-        # torch keeps one store over all restarts, with the addresses of workers that are no more.
-        store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # One store over all restarts, with the addresses of workers that are no more.
+            store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = os.environ.get("NESTPIPE_BACKEND", "gloo")
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     return World.join(timeout)
@@ -246,15 +252,30 @@ def _reports(folder: Path, start: int | None = None) -> dict[int, Report]:
     return {rank: Report(**json.loads(path.read_text())) for path, (at, rank) in found.items() if at == wanted}
 
 
-def why_restarted() -> str | None:
+def launch_id() -> str | None:
+    """What another's torchrun was told to call this launch, on all machines and over all restarts; None where it has no name."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name == "none" or name.startswith(OWN_ID) else name
+
+
+def started_again(run: Path) -> bool:
+    """Whether this launch has begun that run before: workers were lost, or machines joined, which torchrun does not count."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        return True
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return launch_id() is not None and (run / LAUNCH_FILE).read_text() == launch_id()
+    return False
+
+
+def why_restarted() -> str:
     """For a worker that was started again: which start it is and what ended the one before, as far as anybody could say."""
-    start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    start, changed = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), "workers were lost or have joined"
     if not start:
-        return None
+        return changed
     folder = os.environ.get(REPORTS)
     before = _reports(Path(folder), start - 1) if folder else {}
     reports = sorted(before.values(), key=lambda report: (report.consequence, report.time))
-    why = reports[0].message if reports else "a worker was lost"
+    why = reports[0].message if reports else changed
     return f"restart {start} of {os.environ.get('TORCHELASTIC_MAX_RESTARTS', '?')} ({why})"
 
 

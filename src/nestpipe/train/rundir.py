@@ -1,4 +1,4 @@
-"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json, trace.json."""
+"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json, trace.json, and launch under torchrun."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import Any
 
 from nestpipe.train.recipe import Recipe
 
+LAUNCH_FILE = "launch"
+"""The name of the launch that began the run, where torchrun was given one."""
+
 
 class RunError(ValueError):
     """The run directory cannot be used; the message is one line and says what to do."""
@@ -26,8 +29,16 @@ class RunDirectory:
     before the workers start, as the default has the time in it.
     """
 
-    def __init__(self, recipe: Recipe, path: str | Path | None = None, rank: int = 0, *, goes_on: bool = False) -> None:
-        """`goes_on`: the run is there already, and is left as it is until `go_back_to`."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        path: str | Path | None = None,
+        rank: int = 0,
+        *,
+        goes_on: bool = False,
+        launch: str | None = None,
+    ) -> None:
+        """`goes_on`: the run is there already, and is left as it is until `go_back_to`.  `launch`: who may go on unasked."""
         self.path = default_path(recipe.name) if path is None else Path(path)
         self._writes = rank == 0
         self._recipe = recipe.to_toml()
@@ -39,6 +50,8 @@ class RunDirectory:
                 # "x" and not "w": of two runs that start in one directory at the same time, one gets it.
                 (self.path / "recipe.toml").open("x").close()
             self._write("recipe.toml", self._recipe)
+            if launch is not None:
+                self._write(LAUNCH_FILE, launch)
 
     def go_back_to(self, step: int) -> None:
         """The run goes on after so many steps: what it logged of later ones is dropped."""

@@ -46,13 +46,16 @@ def train(
     trace: str | None = None,
     resumed: Resumed | None = None,
     goes_on: bool = False,
+    launch: str | None = None,
 ) -> dict[str, Any]:
     """Trains a recipe on this worker, together with all others; returns the summary, the same on every worker.
 
     `resumed`: the checkpoint of run `run` to go on from; `goes_on` without one: the run was interrupted before its first.
+    `launch`: by what name the launcher will know this run when it starts workers again.
     """
     torch.set_num_threads(recipe.train.threads)
-    directory = RunDirectory(recipe, run, world.rank, goes_on=goes_on)
+    # Without checkpoints there is nothing to go on from: a second launch of the same name must not write over the run.
+    directory = RunDirectory(recipe, run, world.rank, goes_on=goes_on, launch=launch if recipe.checkpoint.on else None)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
     check_alike(
@@ -121,7 +124,8 @@ def train(
                     metrics = evaluate(pipeline, held_out, recipe.eval)
                 directory.log({"step": pace.steps, "eval": metrics})
                 display.say(f"step {pace.steps}  {in_words(metrics)}")
-            for saved in checkpoints.after(step, metrics if evaluates else {}, state):
+            # That of the last step waits for the last evaluation.
+            for saved in checkpoints.after(step, metrics if evaluates else {}, state) if not pace.over else ():
                 directory.log({"step": pace.steps, "checkpoint": vars(saved)})
             display.show(pace.fraction(stream.fraction()), pace.status())
             stopped = "stop" in step.wishes
