@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import DEADLINE, TORCHRUN, Command, nestpipe, one_line, refused, small, until
+from commands import DEADLINE, Command, nestpipe, one_line, refused, small, until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 
@@ -66,23 +66,6 @@ def test_a_worker_that_fails_every_time(tmp_path: Path) -> None:
     told, last = ended.err.splitlines()
     assert ended.code == 1 and told.startswith("nestpipe: restart 1 of 1 (batch 1: the "), ended.err
     assert last.startswith("nestpipe: batch 1: the ") and last.endswith("; given up after 1 restart"), last
-
-
-@pytest.mark.timeout(400)
-def test_under_torchrun(tmp_path: Path) -> None:
-    """torchrun's own restarts do the same, where the run has a directory."""
-    arguments = [*small(*LENGTH, *EVERY), "--run-dir", str(tmp_path / "joined"), "--json", "-"]
-    launcher = [part for part in TORCHRUN if part != "--standalone"]
-    options = ["2", "--nnodes=1:1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=2"]
-    command = Command(tmp_path, arguments, run="joined", cold=[*launcher, *options, "-m", "nestpipe"])
-    command.once_training(2)
-    assert until(DEADLINE, lambda: saved(command) >= 40)
-    os.kill(command.workers()[0], signal.SIGKILL)
-    ended = command.wait(litter=True)
-    assert re.search(
-        r"nestpipe: restart 1 of 2 \(workers were lost or have joined\); going on from step (40|80)\n", ended.err
-    ), ended.err
-    assert ended.summary()["digest"] == untouched(tmp_path)
 
 
 @pytest.mark.timeout(400)

@@ -52,26 +52,25 @@ def test_a_run_leaves_recipe_metrics_summary_and_trace(tmp_path: Path) -> None:
     assert again["loss"] == summary["loss"]
 
 
-def test_two_workers_leave_the_same_bits_under_torchrun(tmp_path: Path) -> None:
-    """`--workers 2` and torchrun with two processes: both work, and give one digest, bit for bit."""
-    settings = ["train.log_every=4", "pipeline.micro_batches=4"]
-    command = Command(tmp_path, [*small(*settings, workers=2), "--json", str(tmp_path / "two.json")])
-    ended = command.wait()
-    assert ended.code == 0 and ended.out == "", ended.err
-    summary = json.loads((tmp_path / "two.json").read_text())
-    assert json.loads((command.run / "summary.json").read_text()) == summary
-    assert {"workers": 2, "steps": 10, "samples": 2000}.items() <= summary.items()
-    # torchrun takes --run for its own --run-path, whatever stands before it
-    arguments = [*small(*settings), "--run-dir", str(tmp_path / "joined"), "--json", "-"]
-    joined = Command(tmp_path, arguments, run="joined", cold=[*TORCHRUN, "2", "-m", "nestpipe"])
-    under_torchrun = joined.wait(litter=True).summary()
-    assert under_torchrun["workers"] == 2
-    assert under_torchrun["digest"] == summary["digest"] and under_torchrun["metrics"] == summary["metrics"]
-
-
 def train_here(world: World, recipe: str, run: str) -> dict[str, Any]:
     """The summary of a recipe that is trained by workers which are there already."""
     return train(load_recipe(recipe, [], data_kinds.KINDS, model_kinds.KINDS), world, run, quiet=True)
+
+
+def test_two_workers_leave_the_same_bits_under_torchrun(tmp_path: Path) -> None:
+    """torchrun with two processes, and two workers without any command line: one digest, bit for bit."""
+    settings = ["train.log_every=4", "pipeline.micro_batches=4"]
+    # torchrun takes --run for its own --run-path, whatever stands before it
+    arguments = [*small(*settings), "--run-dir", str(tmp_path / "joined"), "--json", str(tmp_path / "two.json")]
+    joined = Command(tmp_path, arguments, run="joined", cold=[*TORCHRUN, "2", "-m", "nestpipe"])
+    ended = joined.wait(litter=True)
+    assert ended.code == 0 and ended.out == "", ended.err
+    summary = json.loads((tmp_path / "two.json").read_text())
+    assert json.loads((joined.run / "summary.json").read_text()) == summary
+    assert {"workers": 2, "steps": 10, "samples": 2000}.items() <= summary.items()
+    again = run(2, train_here, str(joined.run / "recipe.toml"), str(tmp_path / "again"))
+    assert [part["digest"] for part in again] == [summary["digest"]] * 2
+    assert again[0]["metrics"] == summary["metrics"]
 
 
 def test_three_workers_of_which_one_has_no_data_leave_the_same_bits(tmp_path: Path) -> None:
