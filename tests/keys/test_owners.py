@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nestpipe.keys import owners_of
-from nestpipe.keys.mixing import hash_of
+from nestpipe.keys import owners_of, share_of
+from nestpipe.keys.mixing import hash_of, owner_from_hash
 
 
 def tables_for(keys: np.ndarray, table: int = 0) -> np.ndarray:
@@ -59,3 +61,16 @@ def test_owner_leaves_the_index_bits_alone() -> None:
 def test_one_worker_owns_all() -> None:
     """A single worker owns every key."""
     assert not owners_of(tables_for(KEYS["high"]), KEYS["high"], 1).any()
+
+
+@given(st.integers(1, 5000), st.data())
+def test_shares_are_what_workers_own(workers: int, data: st.DataObject) -> None:
+    """The first and the last hash of a share have its owner, those beside it do not, and shares leave no gap."""
+    worker = data.draw(st.integers(0, workers - 1))
+    share = share_of(worker, workers)
+    owners = [int(owner_from_hash(np.uint64(high << 32), workers)) for high in (share.start, share.stop - 1)]
+    assert owners == [worker, worker]
+    if worker:
+        assert share_of(worker - 1, workers).stop == share.start
+        assert int(owner_from_hash(np.uint64((share.start << 32) - 1), workers)) == worker - 1
+    assert share_of(0, workers).start == 0 and share_of(workers - 1, workers).stop == 1 << 32

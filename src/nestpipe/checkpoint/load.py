@@ -1,6 +1,7 @@
 """Restores a pipeline from a checkpoint, on any number of workers: everybody takes the rows that are now its own.
 
-Each file is read whole, its digest checked, before anything of it is used.
+Owners are by ranges of hashes, so a worker reads the files of those workers alone whose ranges overlap with its own: of W that
+have written and W' that read, W / W' + 1 or so.  Each file is read whole, its digest checked, before anything of it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.engine.sparse import SparseStages
-from nestpipe.keys import owners_of
+from nestpipe.keys import owners_of, share_of
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.cut import Rows
 
@@ -49,8 +50,7 @@ def restore(
             for number, one in enumerate(kept)
         ]
         for file in in_order(checkpoint.manifest.files):
-            # Where the number of workers is the same, so are the owners: nobody reads what is another's.
-            if checkpoint.manifest.workers != pipeline.world.size or file.worker == pipeline.world.rank:
+            if has_rows_for(pipeline.world, file.worker, checkpoint.manifest.workers):
                 _apply(pipeline.world, kept[file.group], checkpoint, file, once[file.group])
             done += file.bytes
             tell(done / total)
@@ -58,6 +58,12 @@ def restore(
     restore_life(pipeline.sparse, last)
     _restore_random(pipeline, last)
     pipeline.resume_at(last.manifest.step)
+
+
+def has_rows_for(world: World, worker: int, workers: int) -> bool:
+    """Whether one of the `workers` that wrote a checkpoint may have owned what this one owns now."""
+    theirs, ours = share_of(worker, workers), share_of(world.rank, world.size)
+    return max(theirs.start, ours.start) < min(theirs.stop, ours.stop)
 
 
 def check_tables(kept: list[Kept], chain: list[Checkpoint]) -> None:

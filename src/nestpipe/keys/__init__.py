@@ -6,6 +6,6 @@ choose the owner, its low bits the place in an index, so that the keys of one ow
 
 from nestpipe.keys.dedup import dedup, dedup_pairs, intersect
 from nestpipe.keys.index import HashIndex
-from nestpipe.keys.mixing import owners_of
+from nestpipe.keys.mixing import owners_of, share_of
 
-__all__ = ["HashIndex", "dedup", "dedup_pairs", "intersect", "owners_of"]
+__all__ = ["HashIndex", "dedup", "dedup_pairs", "intersect", "owners_of", "share_of"]

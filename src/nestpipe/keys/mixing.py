@@ -38,6 +38,11 @@ def owner_from_hash(h, workers):  # type: ignore[no-untyped-def]
     return np.int64(((h >> _S32) & _LOW_32) * np.uint64(workers) >> _S32)
 
 
+def share_of(worker: int, workers: int) -> range:
+    """The high 32 bits of the hashes that one of `workers` owns: a range, so that another number of workers cuts few of them."""
+    return range(-(-(worker << 32) // workers), -(-((worker + 1) << 32) // workers))
+
+
 @numba.njit(nogil=True, cache=True)
 def owners_of(tables, keys, workers):  # type: ignore[no-untyped-def]
     """The owner of every (table, key) pair, int64 in 0..workers-1; depends on nothing else."""
