@@ -312,18 +312,23 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
         end_on_signals()
         return _train_here(args)
+    from nestpipe.train.rundir import default_path, refuse_existing
+
     check_json(args.json)
     check_json(args.trace, "--trace")
+    if args.from_step is not None and not args.resume:
+        raise ValueError("--from goes with --resume")
     if args.max_restarts < 0:
         raise ValueError(f"--max-restarts must be at least 0, not {args.max_restarts}")
     recipe = load(args)
     if args.max_restarts and not recipe.checkpoint.on:
         raise ValueError("--max-restarts needs checkpoints to go on from: set checkpoint.every_steps or every_minutes")
-    _resumed(args, recipe)  # what is wrong with it is said once, and not by every worker
+    # What is wrong with it is said once, and not by every worker and at every start.
+    if not _resumed(args, recipe)[1] and args.run is not None:
+        refuse_existing(Path(args.run))
     if recipe.train.workers == 1 and not args.max_restarts:
         return _train_here(args)
     from nestpipe.train.launch import launch
-    from nestpipe.train.rundir import default_path
 
     run = args.run or str(default_path(recipe.name))
     orderly = recipe.checkpoint.stop_seconds if recipe.checkpoint.on else None
@@ -332,7 +337,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _train_here(args: argparse.Namespace) -> int:
-    from nestpipe.train.launch import join, launch_id, started_again, why_restarted
+    from nestpipe.train.launch import join, launch_id, restart_count, started_again, why_restarted
     from nestpipe.train.trainer import in_words, train
 
     recipe = load(args)
@@ -342,7 +347,7 @@ def _train_here(args: argparse.Namespace) -> int:
         )
     resumed, goes_on = _resumed(args, recipe)
     world = join(recipe.train.timeout)
-    if world.rank == 0 and args.run is not None and started_again(Path(args.run)):
+    if world.rank == 0 and args.run is not None and (restart_count() or started_again(Path(args.run))):
         where = f"going on from step {resumed.step}" if resumed else "starting over, as there is no checkpoint yet"
         print(f"nestpipe: {why_restarted()}; {where}", file=sys.stderr, flush=True)
     summary = train(

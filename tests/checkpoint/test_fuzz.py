@@ -26,8 +26,8 @@ from nestpipe.checkpoint.load import check_tables
 from nestpipe.checkpoint.load import restore_life as check_life
 from nestpipe.checkpoint.manifest import name_of
 from nestpipe.checkpoint.merge import merged_rows
-from nestpipe.checkpoint.random_state import read_random
 from nestpipe.checkpoint.tensors import read_tensors, write_tensors
+from nestpipe.checkpoint.worker_state import read_worker
 from nestpipe.engine.horizon import AgreedClock
 from nestpipe.engine.life_state import restore_lives
 from nestpipe.keys import owners_of
@@ -70,7 +70,7 @@ def content(folder: Path, step: int) -> str:
         for name, tensor in sorted(read_tensors(last.path / file.name, file.written).items()):
             sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode() + tensor.numpy().tobytes())
     for file in sorted(last.manifest.of("worker"), key=lambda file: file.worker):
-        sha.update(read_random(last.path / file.name, file.written).numpy().tobytes())
+        sha.update(read_worker(last.path / file.name, file.written)[0].numpy().tobytes())
     return sha.hexdigest()
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from runs import EVERY, digest_at, disk, log_of, losses, recipe_of, resume, small, steps_in, train_run
 
+from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.comm.world import World
 from nestpipe.schedule import BUILDERS
+from nestpipe.train.rundir import RunDirectory
 from nestpipe.train.trainer import train
 from workers import run
 
@@ -116,11 +118,57 @@ def named_launch(world: World, settings: list[str], run: str) -> None:
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_only_a_run_with_checkpoints_is_gone_on_with_unasked(tmp_path: Path, checkpoints: bool) -> None:
-    """Another launch of the same name would write over the run otherwise."""
+def test_only_a_run_with_checkpoints_is_gone_on_with_unasked(
+    tmp_path: Path, checkpoints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another launch of the same name would write over the run otherwise; and none goes on with one that is over."""
+    seen: list[bool] = []
+    written = RunDirectory.write_summary
+
+    def looking(self: RunDirectory, summary: Any) -> None:
+        seen.append((tmp_path / "run" / "launch").exists())
+        written(self, summary)
+
+    monkeypatch.setattr(RunDirectory, "write_summary", looking)
     every = [EVERY] if checkpoints else ["train.log_every=1"]
-    run(1, named_launch, small("dlrm", *every, "train.steps=2"), str(tmp_path / "run"))
-    assert (tmp_path / "run" / "launch").exists() == checkpoints
+    named_launch(World.single(), small("dlrm", *every, "train.steps=2"), str(tmp_path / "run"))
+    assert seen == [checkpoints] and not (tmp_path / "run" / "launch").exists()
+
+
+def test_a_finished_run_that_goes_on_has_its_metrics(tmp_path: Path) -> None:
+    """Nothing is trained, so nothing is evaluated; but what was found is still there, and once in the log."""
+    settings = small("dlrm", EVERY, "eval.every=4")
+    first = train_run(World.single(), "dlrm", [*settings, "train.steps=8"], str(tmp_path / "run"))
+    again = resume(World.single(), "dlrm", [*settings, "train.steps=8"], str(tmp_path / "run"))
+    assert first["metrics"] and again["metrics"] == first["metrics"] and again["digest"] == first["digest"]
+    assert [line["step"] for line in log_of(tmp_path / "run") if "eval" in line] == [4, 8]
+    assert [line["step"] for line in log_of(tmp_path / "run") if "checkpoint" in line] == [3, 6, 8]
+    with pytest.raises(CheckpointError, match=r"train\.steps is 5, and the run has trained 8 steps already"):
+        resume(World.single(), "dlrm", [*settings, "train.steps=5"], str(tmp_path / "run"))
+
+
+def test_going_back_without_checkpoints_leaves_one_branch(tmp_path: Path) -> None:
+    """Also where the rest is trained with none: those of the branch that is given up go."""
+    settings = small("dlrm", KEEP_ALL, "train.steps=9")
+    train_run(World.single(), "dlrm", [*settings, EVERY], str(tmp_path / "run"))
+    assert steps_in(tmp_path / "run") == [3, 6, 9]
+    resume(World.single(), "dlrm", [*settings, "checkpoint.every_steps=none"], str(tmp_path / "run"), 6)
+    assert steps_in(tmp_path / "run") == [3, 6]
+
+
+def test_a_run_in_use_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a second process that would go on with it: neither its log nor its recipe nor its checkpoints."""
+    settings = small("dlrm", EVERY, "train.steps=5")
+    train_run(World.single(), "dlrm", settings, str(tmp_path / "run"))
+    (tmp_path / "run" / "metrics.jsonl").open("a").write('{"step": 6, "loss": 0.5}\n')  # as of a run that is on
+    in_use = Folder(tmp_path / "run" / "checkpoints")
+    in_use.lock()
+    monkeypatch.setattr(Folder.lock, "__defaults__", (0.1,))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="in use by another process"):
+        resume(World.single(), "dlrm", [*settings, "tables.lr=0.7"], str(tmp_path / "run"))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    in_use.unlock()
 
 
 def test_a_wrong_name_of_the_best_costs_no_checkpoint(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import DEADLINE, Command, nestpipe, one_line, refused, small, until
+from commands import DEADLINE, MODULE, Command, nestpipe, one_line, refused, small, until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 
 from runs import train_run
 
 from nestpipe.checkpoint.folder import Folder
+from nestpipe.train.launch import launch_id, started_again
 from workers import run
 
 LENGTH = ["data.samples=20000", "train.log_every=1", "pipeline.schedule=dbp", "train.steps=120"]
@@ -131,6 +132,38 @@ def test_machines_leave_and_join(tmp_path: Path) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             machine.wait()
+
+
+def test_a_run_of_another_launch_is_not_written_over(tmp_path: Path) -> None:
+    """Neither at the first start nor at a restart, with checkpoints in it or without."""
+    for every in ([], EVERY):
+        first = Command(tmp_path, [*small(*every, "train.steps=3"), "--json", "-"])
+        first.wait().summary()
+        before = {path: path.read_bytes() for path in first.run.rglob("*") if path.is_file()}
+        again = [*small("train.seed=77", *EVERY), "--max-restarts", "1", "--run-dir", str(first.run)]
+        refused(nestpipe(tmp_path, *again), "already")
+        restarted = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}
+        arguments = [*small("train.seed=77", *EVERY), "--run-dir", str(first.run)]
+        ended = Command(
+            tmp_path, arguments, run="none", cold=["env", *map("=".join, restarted.items()), *MODULE]
+        ).wait()
+        assert ended.code and " already" in ended.err, ended.err
+        assert {path: path.read_bytes() for path in first.run.rglob("*") if path.is_file()} == before
+
+
+def test_a_launch_knows_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name over all restarts; launches without one by the agent that starts their workers."""
+    for variable in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    assert launch_id() is None and not started_again(tmp_path)
+    for name in ("job", "none"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+        (tmp_path / "launch").write_text(str(launch_id()))
+        assert started_again(tmp_path)
+        (tmp_path / "launch").write_text("another")
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert not started_again(tmp_path)
+    assert str(os.getppid()) in str(launch_id())
 
 
 def test_what_cannot_be_restarted_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File
-from nestpipe.checkpoint.random_state import read_random
 from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, in_order, read_rows
 from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
+from nestpipe.checkpoint.worker_state import read_worker
 from nestpipe.keys import HashIndex
 
 
@@ -45,7 +45,7 @@ def _checked_files(chain: list[Checkpoint]) -> Iterator[File]:
             read_tensors(checkpoint.path / file.name, file.written)
             yield file
         for file in checkpoint.manifest.of("worker"):
-            read_random(checkpoint.path / file.name, file.written)
+            read_worker(checkpoint.path / file.name, file.written)
             yield file
     counts = [[0] * len(checkpoint.manifest.groups) for checkpoint in chain]
     for group in range(len(chain[-1].manifest.groups)):

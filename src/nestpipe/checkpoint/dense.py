@@ -15,6 +15,8 @@ NUMBER = "number."
 """Before the name of an optimizer's state that is a plain number."""
 RATE = "rate."
 """Before the number of a parameter group: its learning rate, where nothing else sets it."""
+MODEL = "model."
+"""Before names of the model's own that would look like one of the others, or like this."""
 
 
 def clone_dense(pipeline: TrainPipeline) -> dict[str, torch.Tensor]:
@@ -27,8 +29,8 @@ def named(pipeline: TrainPipeline) -> dict[str, torch.Tensor]:
     names = {}
     for name, parameter in pipeline.model.named_parameters():
         names[parameter] = name
-        found[name] = parameter
-    found.update(pipeline.model.named_buffers())
+        found[_stored(name)] = parameter
+    found.update((_stored(name), buffer) for name, buffer in pipeline.model.named_buffers())
     if pipeline.optimizer is not None:
         for parameter, state in pipeline.optimizer.state.items():
             for entry, value in state.items():
@@ -44,7 +46,8 @@ def named(pipeline: TrainPipeline) -> dict[str, torch.Tensor]:
 
 def restore_dense(pipeline: TrainPipeline, tensors: Mapping[str, torch.Tensor], where: str) -> None:
     """Everything as it was.  CheckpointError, before anything is changed, where the model is another."""
-    own = dict(pipeline.model.named_parameters()) | dict(pipeline.model.named_buffers())
+    model = dict(pipeline.model.named_parameters()) | dict(pipeline.model.named_buffers())
+    own = {_stored(name): tensor for name, tensor in model.items()}
     saved = {name for name in tensors if not name.startswith((OPTIMIZER, NUMBER, RATE))}
     for name in sorted({*own} ^ saved):
         who, other = ("checkpoint", "model") if name in saved else ("model", "checkpoint")
@@ -118,7 +121,8 @@ def _made_by(pipeline: TrainPipeline) -> dict[str, torch.Tensor] | None:
         for own, one in zip(group["params"], copied["params"])
     ]
     for _, parameter in pairs:
-        parameter.grad = torch.zeros_like(parameter)
+        if parameter.requires_grad:  # others have no state
+            parameter.grad = torch.zeros_like(parameter)
     try:
         copy.step()
     except (TypeError, RuntimeError):  # it wants a closure, or gradients of another kind
@@ -131,6 +135,11 @@ def _made_by(pipeline: TrainPipeline) -> dict[str, torch.Tensor] | None:
             elif isinstance(value, int | float):
                 found[f"{NUMBER}{name}.{entry}"] = torch.tensor(float(value))
     return found
+
+
+def _stored(name: str) -> str:
+    """Under which name a tensor of the model's is in a file."""
+    return f"{MODEL}{name}" if name.startswith((OPTIMIZER, NUMBER, RATE, MODEL)) else name
 
 
 def _entry(name: str) -> tuple[str, str]:

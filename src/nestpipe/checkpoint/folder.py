@@ -127,6 +127,8 @@ class Folder:
     def commit(self, step: int) -> Path:
         """The one rename.  Everything in the directory is on disk before it; no checkpoint of this step is there."""
         final = self.path / name_of(step)
+        if final.exists():
+            raise CheckpointError(f"{final} is there already: begin in another folder, or train a step before the next")
         self.writing(step).rename(final)
         sync_directory(self.path)
         return final

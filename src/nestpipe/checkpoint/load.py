@@ -15,9 +15,9 @@ from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.kept import Kept, kept_of
 from nestpipe.checkpoint.manifest import File, Group
-from nestpipe.checkpoint.random_state import read_random
 from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, in_order, read_rows
 from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
+from nestpipe.checkpoint.worker_state import restore_worker
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.engine.sparse import SparseStages
@@ -56,7 +56,7 @@ def restore(
             tell(done / total)
     _check_counts(pipeline.world, kept, last)
     restore_life(pipeline.sparse, last)
-    _restore_random(pipeline, last)
+    _restore_own(pipeline, last)
     pipeline.resume_at(last.manifest.step)
 
 
@@ -72,7 +72,11 @@ def check_tables(kept: list[Kept], chain: list[Checkpoint]) -> None:
         theirs = checkpoint.manifest.groups
         ours = [one.group for one in kept]
         if len(theirs) != len(ours):
-            raise CheckpointError(f"{checkpoint.path} has {len(theirs)} groups of tables and the model {len(ours)}")
+            raise CheckpointError(
+                f"{checkpoint.path} has {len(theirs)} groups of tables and the model {len(ours)}: a group is of one dim, "
+                "optimizer and life (tables.admit_after, ttl, max_rows); leave these as they were, or start anew and import "
+                "the tables"
+            )
         for a, b in zip(theirs, ours):
             for what in ("tables", "dim", "dtype", "state_width", "optimizer"):
                 if getattr(a, what) != getattr(b, what):
@@ -112,13 +116,13 @@ def restore_life(sparse: SparseStages, last: Checkpoint) -> None:
         raise CheckpointError(f"{last.path}: life of its tables is not to be read ({error}); {OTHERWISE}") from None
 
 
-def _restore_random(pipeline: TrainPipeline, last: Checkpoint) -> None:
+def _restore_own(pipeline: TrainPipeline, last: Checkpoint) -> None:
     world = pipeline.world
     if last.manifest.workers != world.size:
         torch.manual_seed(SEED_OF_OTHERS * (last.manifest.step + 1) + world.rank)
         return
     file = next(file for file in last.manifest.of("worker") if file.worker == world.rank)
-    torch.set_rng_state(read_random(last.path / file.name, file.written))
+    restore_worker(pipeline, last.path / file.name, file.written)
 
 
 def _name(group: Group) -> str:

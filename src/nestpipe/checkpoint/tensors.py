@@ -38,6 +38,16 @@ class Written:
     sha256: str
 
 
+def check_kinds(tensors: Mapping[str, Array]) -> None:
+    """CheckpointError where a tensor is of a kind that files cannot hold: when a run begins, not at its first checkpoint."""
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if kind not in _CODES:
+            raise CheckpointError(
+                f"{name!r} of the model is {kind}, which a checkpoint cannot hold: use {', '.join(_CODES)}"
+            )
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> Written:
     """Writes and syncs the file, which must not be there yet.  OSError as it comes: a full disk, no permission."""
     header: dict[str, object] = {}

@@ -7,6 +7,7 @@ have said that theirs are on disk.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
@@ -22,12 +23,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nestpipe.checkpoint.dense import clone_dense
+from nestpipe.checkpoint.dense import clone_dense, named
 from nestpipe.checkpoint.errors import CheckpointError, NotWritten
 from nestpipe.checkpoint.folder import Checkpoint, Folder
 from nestpipe.checkpoint.kept import kept_of
-from nestpipe.checkpoint.manifest import Base, File, Manifest, seal
-from nestpipe.checkpoint.tensors import write_tensors
+from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
+from nestpipe.checkpoint.tensors import check_kinds, write_tensors
+from nestpipe.checkpoint.worker_state import clone_worker
 from nestpipe.comm.exchange import Exchange
 from nestpipe.engine.life_state import summed
 from nestpipe.pipeline import TrainPipeline
@@ -61,7 +63,7 @@ class _Job:
     base: list[Base]
     cuts: list[Cut]
     dense: dict[str, torch.Tensor]
-    random: torch.Tensor
+    own: dict[str, torch.Tensor]
     rows: list[int]
     life: dict[str, Any]
     """Of admission and eviction: this worker's counts, and what all have alike."""
@@ -96,8 +98,13 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._saved: list[Saved] = []
         self._error: BaseException | None = None
-        self._memory = np.empty(SHARD_BYTES, np.uint8)
         self._kept = kept_of(pipeline)
+        widest = max((_row_bytes(kept.group) for kept in self._kept), default=0)
+        self._memory = np.empty(max(SHARD_BYTES, widest), np.uint8)
+        check_kinds(named(pipeline))
+        if pipeline.world.rank == 0:  # what a process that was killed has left would be in the way of the same step
+            folder.tidy()
+        self._alive.all_reduce(torch.zeros(1))  # nobody writes before that
         for kept in self._kept:
             kept.follow_changes()
 
@@ -111,7 +118,7 @@ class CheckpointWriter:
             base=[] if full else list(self._chain),
             cuts=[kept.cut(full) for kept in self._kept],
             dense=clone_dense(self.pipeline) if self.pipeline.world.rank == 0 else {},
-            random=torch.get_rng_state(),
+            own=clone_worker(self.pipeline),
             rows=[len(kept) for kept in self._kept],
             life=self.pipeline.sparse.life_state(self.pipeline.next_batch),
             data=data,
@@ -201,7 +208,7 @@ class CheckpointWriter:
                 tensors = {"keys": cut.removed_keys, "tables": cut.removed_tables}
                 written = write_tensors(directory / f"worker{rank}-group{g}-removed.safetensors", tensors)
                 files.append(File(**asdict(written), kind="removed", worker=rank, group=g, rows=len(cut.removed_keys)))
-        written = write_tensors(directory / f"worker{rank}.safetensors", {"random": job.random})
+        written = write_tensors(directory / f"worker{rank}.safetensors", job.own)
         files.append(File(**asdict(written), kind="worker", worker=rank))
         if rank == 0:
             written = write_tensors(directory / "dense.safetensors", job.dense)
@@ -265,9 +272,15 @@ class CheckpointWriter:
         ) from problem
 
 
+def _row_bytes(group: Group) -> int:
+    """Of a row with its key and its table."""
+    return (group.dim + group.state_width) * np.dtype(group.dtype).itemsize + 10
+
+
 def _in_words(problem: BaseException) -> str:
     if isinstance(problem, OSError) and problem.strerror:
-        return f"{problem.strerror}: make room, or set checkpoint.path"
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        return f"{problem.strerror}: make room, or set checkpoint.path" if full else str(problem)
     text = " ".join(str(problem).split())
     return text if isinstance(problem, CheckpointError | OSError) else f"{type(problem).__name__} {text}".strip()
 

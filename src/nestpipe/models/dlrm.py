@@ -71,6 +71,6 @@ class DLRM(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if batch.labels is None:
             raise ValueError("DLRM needs batch.labels")
-        pooled = self.sparse(batch.sparse_features).values()
+        pooled = self.sparse(batch.sparse_features).values().to(next(self.dense.parameters()).dtype)
         logits = self.dense(batch.dense, pooled.view(pooled.shape[0], -1, self.dim))
         return functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype)), logits.detach()

@@ -138,12 +138,12 @@ class Checkpoints:
         self._writer: CheckpointWriter | None = None
         self._asked_at = time.monotonic()
         self._best: float | None = None
+        if pipeline.world.rank == 0 and (section.on or resumed is not None):
+            # Nobody writes before the first step, which all workers take together.
+            folder.lock()
+            folder.go_back_to(pipeline.next_batch)
         if not section.on:
             return
-        if pipeline.world.rank == 0:  # nobody writes before the first step, which all workers take together
-            folder.lock()
-            folder.tidy()
-            folder.go_back_to(pipeline.next_batch)
         self._writer = CheckpointWriter(
             pipeline,
             folder,
@@ -176,6 +176,7 @@ class Checkpoints:
     def finish(self, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> list[Saved]:
         """One of the end, unless there is one; waits until it is on disk."""
         if self._writer is None:
+            self._folder.unlock()
             return []
         if self._writer.last_step != self._pipeline.next_batch:
             if self._section.best in metrics:  # a name that is wrong must not cost the last checkpoint
@@ -246,6 +247,11 @@ def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[s
     except ValueError as error:
         raise CheckpointError(f"{last.path}: its recipe is not to be read ({error})") from None
     resumed.check_recipe(now, before)
+    if now.train.steps is not None and now.train.steps < resumed.step:
+        raise CheckpointError(
+            f"train.steps is {now.train.steps}, and the run has trained {resumed.step} steps already: give it more (--steps), "
+            "or go back with --from STEP"
+        )
     return resumed
 
 

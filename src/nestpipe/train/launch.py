@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -37,8 +38,6 @@ from nestpipe.train.signals import LAUNCHER
 
 REPORTS = "NESTPIPE_REPORTS"
 """Names the folder in which workers of this launch leave word of their end."""
-OWN_ID = "nestpipe-"
-"""How our own launches are called."""
 START_SECONDS = 120.0
 """What all workers have to load and to meet in; on a busy machine they start further apart than they ever are in training."""
 END_SECONDS = 3
@@ -77,7 +76,7 @@ def launch(
         local_addr="127.0.0.1",
         max_restarts=max_restarts,
         monitor_interval=0.2,
-        run_id=f"{OWN_ID}{os.getpid()}",
+        run_id=f"nestpipe-{uuid.uuid4().hex}",  # over all restarts, and of no other launch
         logs_specs=DefaultLogsSpecs(
             os.devnull
         ),  # workers write to our terminal; torch would leave empty folders in /tmp
@@ -253,15 +252,27 @@ def _reports(folder: Path, start: int | None = None) -> dict[int, Report]:
 
 
 def launch_id() -> str | None:
-    """What another's torchrun was told to call this launch, on all machines and over all restarts; None where it has no name."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return None if name == "none" or name.startswith(OWN_ID) else name
+    """A name of this launch that is the same on all machines and over all restarts; None for a process that nobody launched.
+
+    torchrun has one, but calls all launches "none" that were not given any.  Those have one agent that starts worker 0.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name != "none":
+        return name
+    try:
+        began = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # no Linux
+        began = "?"
+    return f"{socket.gethostname()} {os.getppid()} {began}"
+
+
+def restart_count() -> int:
+    """How often torch has started workers of this launch again; machines that joined are not counted."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def started_again(run: Path) -> bool:
-    """Whether this launch has begun that run before: workers were lost, or machines joined, which torchrun does not count."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
-        return True
+    """Whether this very launch has begun that run: then it may go on with it unasked, and nobody else may."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return launch_id() is not None and (run / LAUNCH_FILE).read_text() == launch_id()
     return False
@@ -269,7 +280,7 @@ def started_again(run: Path) -> bool:
 
 def why_restarted() -> str:
     """For a worker that was started again: which start it is and what ended the one before, as far as anybody could say."""
-    start, changed = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), "workers were lost or have joined"
+    start, changed = restart_count(), "workers were lost or have joined"
     if not start:
         return changed
     folder = os.environ.get(REPORTS)

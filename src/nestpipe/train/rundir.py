@@ -1,4 +1,4 @@
-"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json, trace.json, and launch under torchrun."""
+"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json, trace.json; `launch` until it is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from nestpipe.train.recipe import Recipe
 
 LAUNCH_FILE = "launch"
-"""The name of the launch that began the run, where torchrun was given one."""
+"""The name of the launch that trains the run and may go on with it, if it writes checkpoints."""
 
 
 class RunError(ValueError):
@@ -42,21 +42,27 @@ class RunDirectory:
         self.path = default_path(recipe.name) if path is None else Path(path)
         self._writes = rank == 0
         self._recipe = recipe.to_toml()
+        self._launch = launch
         if self._writes and not goes_on:
             with _one_line(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                if any(self.path.iterdir()):
-                    raise FileExistsError
+            refuse_existing(self.path)
+            self._write_launch()
+            with _one_line(self.path):
                 # "x" and not "w": of two runs that start in one directory at the same time, one gets it.
                 (self.path / "recipe.toml").open("x").close()
             self._write("recipe.toml", self._recipe)
-            if launch is not None:
-                self._write(LAUNCH_FILE, launch)
+
+    def _write_launch(self) -> None:
+        """First of all, so that whoever is started again knows the run however little there is of it."""
+        if self._launch is not None:
+            self._write(LAUNCH_FILE, self._launch)
 
     def go_back_to(self, step: int) -> None:
         """The run goes on after so many steps: what it logged of later ones is dropped."""
         if not self._writes:
             return
+        self._write_launch()
         path = self.path / "metrics.jsonl"
         with _one_line(path):
             (self.path / "summary.json").unlink(missing_ok=True)
@@ -74,8 +80,12 @@ class RunDirectory:
                 file.write(line + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json whole or not at all, even if the machine stops in between."""
+        """Write summary.json whole or not at all, even if the machine stops in between.  The run is over: no launch goes on with
+        it unasked."""
         self._write("summary.json", json.dumps(plain(summary), allow_nan=False, indent=2) + "\n")
+        if self._writes:
+            with _one_line(self.path):
+                (self.path / LAUNCH_FILE).unlink(missing_ok=True)
 
     def write_trace(self, trace: Mapping[str, Any] | None) -> None:
         """Write trace.json, the last steps, whole or not at all; None, on other ranks: nothing."""
@@ -112,6 +122,13 @@ def _step_of(line: str) -> float:
     except (ValueError, KeyError, TypeError):
         return math.inf
     return step if isinstance(step, int) else math.inf
+
+
+def refuse_existing(path: Path) -> None:
+    """RunError where a run that begins would write over another."""
+    with _one_line(path):
+        if path.exists() and any(path.iterdir()):
+            raise FileExistsError
 
 
 def default_path(name: str) -> Path:

@@ -78,9 +78,10 @@ def train(
         with Display(f"{recipe.name}: reading step {resumed.step}", on=world.rank == 0 and not quiet) as display:
             go_on(pipeline, resumed, lambda done: display.show(done, "rows"))
         pace.go_on(resumed.step, resumed.trainer)
+    # First of all what locks the run: nothing of one that another process is training may be touched.
+    checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
     if goes_on:
         directory.go_back_to(pace.steps)
-    checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
     stopped = False
     chosen = NewChoices(pipeline.plan)
     left_out = skipped_of(source) or Skipped()
@@ -95,6 +96,9 @@ def train(
         return pace.state()
 
     metrics: dict[str, float] = {}
+    if resumed is not None:
+        metrics = {name: value for name, value in resumed.manifest.metrics.items() if value is not None}
+    evaluated_at = pace.steps if metrics else None
 
     with (
         Display(recipe.name, on=world.rank == 0 and not quiet) as display,
@@ -122,20 +126,21 @@ def train(
             if evaluates:
                 with pace.paused():
                     metrics = evaluate(pipeline, held_out, recipe.eval)
+                evaluated_at = pace.steps
                 directory.log({"step": pace.steps, "eval": metrics})
                 display.say(f"step {pace.steps}  {in_words(metrics)}")
             # That of the last step waits for the last evaluation.
             for saved in checkpoints.after(step, metrics if evaluates else {}, state) if not pace.over else ():
-                directory.log({"step": pace.steps, "checkpoint": vars(saved)})
+                directory.log({"step": saved.step, "checkpoint": vars(saved)})
             display.show(pace.fraction(stream.fraction()), pace.status())
             stopped = "stop" in step.wishes
         if pace.steps == 0:
             raise DataError(NO_SAMPLES)
-        if not stopped and not (recipe.eval.every and pace.steps % recipe.eval.every == 0):
+        if not stopped and evaluated_at != pace.steps:
             metrics = evaluate(pipeline, held_out, recipe.eval)
             directory.log({"step": pace.steps, "eval": metrics})
         for saved in checkpoints.finish({} if stopped else metrics, state):
-            directory.log({"step": pace.steps, "checkpoint": vars(saved)})
+            directory.log({"step": saved.step, "checkpoint": vars(saved)})
     pipeline.settle()  # first: a lane may be waiting for the stream's next batch
     stream.close()
     evicted.append(pipeline.sparse.take_evicted())
