@@ -126,13 +126,19 @@ def test_ctrl_c_leaves_no_group(number: signal.Signals, tmp_path: Path) -> None:
     bench = subprocess.Popen(command, stdout=log, stderr=log)
     name = f"np{bench.pid % 0x1000000:x}"
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not any(
-        (lab_disks._controller() or Path()).joinpath(group, "cgroup.procs").read_text() for group in groups_left(name)
-    ):
-        assert bench.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(0.05)
-    bench.send_signal(number)
-    bench.wait(60)
+    try:
+        while time.monotonic() < deadline and not any(
+            (lab_disks._controller() or Path()).joinpath(group, "cgroup.procs").read_text()
+            for group in groups_left(name)
+        ):
+            assert bench.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        bench.send_signal(number)
+        bench.wait(60)
+    finally:
+        if bench.poll() is None:
+            bench.terminate()
+            bench.wait(60)
     assert bench.returncode != 0 and groups_left(name) == []
 
 
