@@ -189,11 +189,11 @@ def _kill_and_resume(
 def _wait_for(life: Life, moment: str, drawn: random.Random, steps_a_life: int, ready: float) -> float:
     """Until the moment has come, or the life is over; returns after how many seconds a life takes its first step."""
     if moment == "starting":
-        time.sleep(drawn.random() * 0.5 * ready)
+        _sleep(life, drawn.random() * 0.5 * ready)
         return ready
     until(lambda: life.over() or len(life.workers()) == 2, "workers did not start")
     if moment == "reading":
-        time.sleep(drawn.random() * max(0.0, ready - (time.monotonic() - life.started)))
+        _sleep(life, drawn.random() * max(0.0, ready - (time.monotonic() - life.started)))
         return ready
     wanted = life.begins_at + drawn.randint(1, 2 * steps_a_life - 2)
     until(lambda: life.over() or life.step() > life.begins_at, "no step was taken")
@@ -209,6 +209,13 @@ def _wait_for(life: Life, moment: str, drawn: random.Random, steps_a_life: int, 
             pass
         time.sleep(drawn.random() * 0.01)
     return first
+
+
+def _sleep(life: Life, seconds: float) -> None:
+    """Until the life takes its first step, at most: on a machine that has become faster it would train to the end meanwhile."""
+    until_then = time.monotonic() + seconds
+    while time.monotonic() < until_then and not life.over() and life.step() <= life.begins_at:
+        time.sleep(0.01)
 
 
 def newest(run: Path) -> int:
