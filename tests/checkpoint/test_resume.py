@@ -147,6 +147,18 @@ def test_a_finished_run_that_goes_on_has_its_metrics(tmp_path: Path) -> None:
         resume(World.single(), "dlrm", [*settings, "train.steps=5"], str(tmp_path / "run"))
 
 
+def test_float64_tables_go_on(tmp_path: Path) -> None:
+    """Under a dense model in float32."""
+    settings = small("dlrm", EVERY, "tables.dtype=float64")
+    whole = train_run(World.single(), "dlrm", [*settings, "train.steps=6"], str(tmp_path / "whole"))
+    train_run(World.single(), "dlrm", [*settings, "train.steps=4"], str(tmp_path / "run"))
+    assert (
+        resume(World.single(), "dlrm", [*settings, "train.steps=6"], str(tmp_path / "run"))["digest"] == whole["digest"]
+    )
+    with pytest.raises(CheckpointError, match=r"groups of tables .*tables\.admit_after"):
+        resume(World.single(), "dlrm", [*settings, "tables.admit_after=2"], str(tmp_path / "run"))
+
+
 def test_going_back_without_checkpoints_leaves_one_branch(tmp_path: Path) -> None:
     """Also where the rest is trained with none: those of the branch that is given up go."""
     settings = small("dlrm", KEEP_ALL, "train.steps=9")
