@@ -230,13 +230,17 @@ def _same_ids(features: KeyedJaggedTensor, routed: KeyedJaggedTensor) -> bool:
 def _of_features(features: KeyedJaggedTensor, of: Tensor, places: list[int], by_value: bool) -> Tensor:
     """What of `lengths` (or, by value, of `weights`) belongs to these features, one after another; no copy where it is so."""
     samples = features.stride()
+    first, after = places[0], places[-1] + 1
+    side_by_side = after - first == len(places) and places == list(range(first, after))
+    if not by_value and side_by_side:
+        return of[samples * first : samples * after]
     ends = (
         features.offsets()[::samples].tolist()
         if by_value and samples
         else [samples * f for f in range(max(places) + 2)]
     )
-    if places == list(range(places[0], places[0] + len(places))):
-        return of[ends[places[0]] : ends[places[-1] + 1]]
+    if side_by_side:
+        return of[ends[first] : ends[after]]
     return torch.cat([of[ends[f] : ends[f + 1]] for f in places])
 
 

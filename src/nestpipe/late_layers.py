@@ -147,7 +147,7 @@ class _Layers(torch.autograd.Function):
             if bias is not None and needed[4 + 2 * place]:
                 ctx.late.add(bias, grad, None)
             if place or needed[2]:
-                grad = grad @ weight
+                grad = ctx.late.passed_back(grad, weight)
         return None, None, (grad.view(input.shape) if needed[2] else None), *(None for _ in ctx.parameters)
 
 

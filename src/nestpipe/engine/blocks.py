@@ -7,6 +7,7 @@ keeps a view of a batch's rows keeps them as they were.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import defaultdict
@@ -39,7 +40,7 @@ class Blocks:
     def take(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
         """An array with anything in it."""
         dtype = np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         size = max(LEAST_BYTES, 1 << (count * dtype.itemsize - 1).bit_length()) if count else LEAST_BYTES
         with self._lock:
             self._requests += 1

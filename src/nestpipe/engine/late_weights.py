@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nestpipe.engine.dense import Bucket
+from nestpipe.engine.host_products import add_weight_products, is_uneven, widened
 from nestpipe.late_layers import LateLinear, LateStack
 
 Kept = tuple[Tensor, Tensor | None, int, int]
@@ -26,6 +27,8 @@ class LateWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._kept: dict[nn.Parameter, list[Kept]] = defaultdict(list)
+        self._wide: dict[nn.Parameter, tuple[int, Tensor]] = {}
+        """Weights of this batch at widths that the host likes, and their versions."""
         self._parameters = set(model.parameters())
         self.keeping = False
         self._pass = -1
@@ -66,12 +69,22 @@ class LateWeights:
     def add(self, parameter: nn.Parameter, grad: Tensor, input: Tensor | None) -> None:
         self._kept[parameter].append((grad, input, grad._version, 0 if input is None else input._version))
 
+    def passed_back(self, grad: Tensor, weight: nn.Parameter) -> Tensor:
+        """grad @ weight."""
+        if not is_uneven(weight):
+            return grad @ weight
+        version, wide = self._wide.get(weight, (-1, weight))
+        if version != weight._version:
+            wide = widened(weight.detach())
+            self._wide[weight] = weight._version, wide
+        return (grad @ wide)[:, : weight.shape[1]]
+
     def make(self, buckets: Sequence[Bucket], made: Callable[[int], None]) -> None:
         """Adds what was kept to the parameters' gradients, bucket by bucket, and says of each when it is final."""
         for number, bucket in enumerate(buckets):
             for parameter in bucket.parameters:
-                for kept in self._kept.pop(parameter, ()):
-                    _add_to(parameter, *kept)
+                if parameter in self._kept:
+                    _add_to(parameter, self._kept.pop(parameter))
             made(number)
         if self._kept:
             raise RuntimeError(
@@ -79,8 +92,9 @@ class LateWeights:
             )
 
     def clear(self) -> None:
-        """Drops what a batch that failed has left."""
+        """Drops what a batch that failed has left, and what the one before knew of weights."""
         self._kept.clear()
+        self._wide.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the model is not this pipeline's."""
@@ -89,14 +103,16 @@ class LateWeights:
         return type(None), ()
 
 
-def _add_to(parameter: nn.Parameter, grad: Tensor, input: Tensor | None, grad_version: int, input_version: int) -> None:
-    if grad._version != grad_version or (input is not None and input._version != input_version):
-        raise RuntimeError(
-            "the input or the gradient of a late layer was changed in place after its backward pass: "
-            "set pipeline.late_weights = false, or use nn.Linear"
-        )
+def _add_to(parameter: nn.Parameter, kept: list[Kept]) -> None:
+    for grad, input, grad_version, input_version in kept:
+        if grad._version != grad_version or (input is not None and input._version != input_version):
+            raise RuntimeError(
+                "the input or the gradient of a late layer was changed in place after its backward pass: "
+                "set pipeline.late_weights = false, or use nn.Linear"
+            )
     assert parameter.grad is not None
-    if input is None:
-        parameter.grad.add_(grad.sum(0))
+    if parameter.dim() == 1:  # a bias
+        for grad, *_ in kept:
+            parameter.grad.add_(grad.sum(0))
     else:
-        parameter.grad.addmm_(grad.t(), input)
+        add_weight_products(parameter.grad, [(grad, input) for grad, input, *_ in kept if input is not None])

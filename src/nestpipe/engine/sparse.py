@@ -28,7 +28,7 @@ from nestpipe.engine.staleness import Ledger
 from nestpipe.engine.window_room import WindowRoom, window_bytes
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.index import Found
-from nestpipe.keys.window import Window, plan_window
+from nestpipe.keys.window import Window, plan_window, run_of
 from nestpipe.tables import kernels
 from nestpipe.tables.store import make_store
 from nestpipe.tables.tiered import DiskTier
@@ -186,7 +186,7 @@ class SparseStages:
             for peer in range(self.world.size):
                 start, stop = window.first_range(micro, peer)
                 target = room.rows[start - room.begin : stop - room.begin]
-                first, end = _run(plan.embed_ends, micro, peer)
+                first, end = run_of(plan.embed_ends, micro, peer)
                 if peer != me:
                     receives[peer].append(target)
                     target = torch.from_numpy(
@@ -204,11 +204,11 @@ class SparseStages:
         flight.arrived[micro] = []
         for rooms, plan, window in zip(flight.windows, routes.owned, routes.windows):
             room = rooms.of(micro)
-            begin, stop = _run(plan.grad_ends, micro, 0)[0], _run(plan.grad_ends, micro, self.world.size - 1)[1]
+            begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
             dtype = room.grads.numpy().dtype
             arrived = torch.from_numpy(self.blocks.take((stop - begin, room.grads.shape[1]), dtype))
             for peer in range(self.world.size):
-                first, end = _run(plan.grad_ends, micro, peer)
+                first, end = run_of(plan.grad_ends, micro, peer)
                 target = arrived[first - begin : end - begin]
                 start, last = window.last_range(micro, peer)
                 if peer != me:
@@ -227,7 +227,7 @@ class SparseStages:
         The last one leaves their sum of squares, so that `agree`, for which everybody waits, need not look at them again.
         """
         for buffer, plan, arrived in zip(flight.buffers, _routes(flight).owned, flight.arrived.pop(micro)):
-            begin, stop = _run(plan.grad_ends, micro, 0)[0], _run(plan.grad_ends, micro, self.world.size - 1)[1]
+            begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
             kernels.scatter_add(arrived, plan.grad_rows[begin:stop], buffer.grads)
         if micro == flight.micro_batches - 1:
             flight.row_squares = float(sum(kernels.sum_of_squares(buffer.grads) for buffer in flight.buffers))
@@ -359,11 +359,6 @@ def _copy_rows(old: RowBuffer, places: np.ndarray, new: RowBuffer, mine: np.ndar
 def _routes(flight: Flight) -> Routes:
     assert flight.routes is not None, f"batch {flight.number} has not been routed"
     return flight.routes
-
-
-def _run(ends: np.ndarray, micro: int, peer: int) -> tuple[int, int]:
-    flat, at = ends.reshape(-1), micro * ends.shape[1] + peer
-    return (int(flat[at - 1]) if at else 0), int(flat[at])
 
 
 def _nothing(micros: int, workers: int) -> Window:

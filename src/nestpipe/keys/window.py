@@ -42,20 +42,20 @@ class Window:
         return len(self.keys)
 
     def first_range(self, micro: int, owner: int) -> tuple[int, int]:
-        return _range(self.first_ends, micro, owner)
+        return run_of(self.first_ends, micro, owner)
 
     def last_range(self, micro: int, owner: int) -> tuple[int, int]:
-        return _range(self.last_ends, micro, owner)
+        return run_of(self.last_ends, micro, owner)
 
     def arrived(self, micro: int) -> int:
         """How many rows, counted from the front, are there once micro-batch `micro`'s have come."""
         return int(self.first_ends[micro, -1])
 
 
-def _range(ends: np.ndarray, micro: int, owner: int) -> tuple[int, int]:
-    at = micro * ends.shape[1] + owner
-    flat = ends.reshape(-1)
-    return (int(flat[at - 1]) if at else 0), int(flat[at])
+def run_of(ends: np.ndarray, micro: int, worker: int) -> tuple[int, int]:
+    """Where the run of (micro-batch, worker) begins and ends, by the [N, W] ends of all runs."""
+    at = micro * ends.shape[1] + worker
+    return (ends.item(at - 1) if at else 0), ends.item(at)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -8,7 +8,7 @@ times add up to the step, and busy minus exposed was hidden behind something els
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nestpipe.schedule.action import STAGES, Action, Name
 
@@ -22,8 +22,7 @@ FEW = 600
 """Spans that are kept of every run: its last steps, a dozen with 8 micro-batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One action as it ran, in seconds of the worker's clock."""
 
     action: Action
