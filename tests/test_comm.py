@@ -81,19 +81,26 @@ def test_messages_of_any_size_come_whole(workers: int) -> None:
 
 
 def reduce_some(world: World) -> tuple[bytes, float]:
-    torch.manual_seed(world.rank)
-    values = torch.randn(10_001)
+    values = drawn(world.rank)
     Exchange(world, "dense").all_reduce(values)
     smallest = torch.tensor([float(world.rank) - 5])
     Exchange(world, "dense").all_reduce(smallest, dist.ReduceOp.MIN)
     return values.numpy().tobytes(), float(smallest)
 
 
-def test_all_reduce_gives_every_worker_the_same_bits() -> None:
-    """Promise: what is reduced is the same on every worker, bit for bit."""
-    results = run(3, reduce_some)
+def drawn(rank: int) -> torch.Tensor:
+    torch.manual_seed(rank)
+    return torch.randn(400_001)  # more than a piece
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_all_reduce_gives_every_worker_the_same_bits(workers: int) -> None:
+    """Promise: what is reduced is the sum of all, and the same on every worker, bit for bit."""
+    results = run(workers, reduce_some)
     assert len({values for values, _ in results}) == 1
-    assert [smallest for _, smallest in results] == [-5.0] * 3
+    assert [smallest for _, smallest in results] == [-5.0] * workers
+    summed = torch.frombuffer(bytearray(results[0][0]), dtype=torch.float32)
+    assert torch.allclose(summed, sum((drawn(rank) for rank in range(1, workers)), drawn(0)), atol=1e-5)
 
 
 def test_a_single_worker_talks_to_nobody() -> None:
@@ -153,6 +160,7 @@ def train_until_lost(world: World, victim: int, stage: str, how: str) -> tuple[s
         (3, "kill", "route", "route"),
         (3, "exit", "compute", "(embed|grad)"),
         (2, "kill", "reduce", "reduce"),
+        (3, "kill", "reduce", "reduce"),
     ],
 )
 def test_a_dead_worker_is_named_at_once(workers: int, how: str, stage: str, noticed: str) -> None:
@@ -160,20 +168,22 @@ def test_a_dead_worker_is_named_at_once(workers: int, how: str, stage: str, noti
     results = run_once(workers, train_until_lost, 1, stage, how, timeout=20.0)
     assert results[1] == Died(7 if how == "exit" else -signal.SIGKILL)
     others = [result for rank, result in enumerate(results) if rank != 1]
-    who = "another worker" if noticed == "reduce" else r"rank \d"  # an all-reduce does not say whom it waits for
+    ring = noticed == "reduce" and workers > 2  # and does not say whom it waits for
+    who = "another worker" if ring else r"rank \d"
     for text, seconds in others:
         assert seconds < 10, "long before the deadline of 20 s"
         assert re.match(rf"{noticed} of batch 3: rank \d lost {who}: it ended", text), text
-    assert noticed == "reduce" or any("lost rank 1" in text for text, _ in others), others
+    assert ring or any("lost rank 1" in text for text, _ in others), others
 
 
 @pytest.mark.parametrize(
-    ("workers", "stage", "noticed"), [(2, "load", "route"), (3, "compute", "(embed|grad)"), (2, "reduce", "reduce")]
+    ("workers", "stage", "noticed"),
+    [(2, "load", "route"), (3, "compute", "(embed|grad)"), (2, "reduce", "reduce"), (3, "reduce", "reduce")],
 )
 def test_a_stalled_worker_is_named_after_the_deadline(workers: int, stage: str, noticed: str) -> None:
     """Promise: when a worker stalls, the others stop after the deadline, naming stage, batch and whom they waited for."""
     results = run_once(workers, train_until_lost, 1, stage, "stall", timeout=3.0)
-    who = "another worker" if noticed == "reduce" else "rank 1"
+    who = "another worker" if noticed == "reduce" and workers > 2 else "rank 1"
     others = [result for rank, result in enumerate(results) if rank != 1]
     for text, seconds in others:
         assert 2.5 < seconds < 6, f"the deadline is 3 s, {seconds:.1f} s passed"

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from nestpipe import LateLinear, LateStack
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
+from nestpipe.engine import host_products
 from nestpipe.engine.dense import DenseReplica
 from nestpipe.engine.late_weights import LateWeights
 
@@ -96,6 +97,22 @@ def test_gradients_are_torchs_own(
         assert a is None or (b is not None and torch.equal(a, b))
     assert trial.waiting() == (len(sizes) - 1) * (2 if bias else 1) * len(samples)
     assert not any(p.grad.any() for p in trial.model.parameters() if p.grad is not None)
+    trial.make()
+    trial.check()
+
+
+@pytest.mark.parametrize("more", [(), (2,)])
+def test_large_layers_of_uneven_width(more: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: columns of zeros, which make products faster, change no gradient; nor does a weight of an earlier micro-batch."""
+    monkeypatch.setattr(host_products, "LARGE", 50)
+    trial = Trial(stack(21, 19, 35, 2))
+    for n in (3, 0, 4):
+        (mine,), (theirs,) = trial.passes(torch.randn(n, *more, 21).requires_grad_())
+        assert mine is not None and theirs is not None and torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+        for model in (trial.model, trial.plain):
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+    assert len(trial.late._wide) == 3
     trial.make()
     trial.check()
 

@@ -11,8 +11,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-LANE_GROUPS = ("route", "network", "network back", "dense", "metrics", "checkpoint")
-"""`network back` carries what goes to a lower rank: gloo's thread spins where one connection is written and read at a time.
+LANE_GROUPS = ("route", "network", "network back", "dense", "dense back", "metrics", "checkpoint")
+"""`network back` and `dense back` carry what goes to a lower rank: gloo's thread spins where one connection is written and read
+at a time.
 
 `checkpoint` is for workers that have written their part and wait for the others: as long as a disk may take."""
 DISK_SECONDS = 3600.0
