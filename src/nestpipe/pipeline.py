@@ -188,7 +188,7 @@ class TrainPipeline:
             self.world.rank,
             threads=schedule != "serial",
             timeline=timeline,
-            yielding=("storage", "writeback") if tier is not None and host_computes(model) else (),
+            yielding=("storage", "writeback") if tier is not None else (),
         )
 
     def _retrieves_early(self, wanted: bool | None, tier: DiskTier | None) -> bool:

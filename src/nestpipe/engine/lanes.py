@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable
 
 CLOSE_SECONDS = 2.0
-NICENESS = 10
+NICENESS = 6
+"""A fifth of a core that others want, too.  A tenth (10) is less than 6,000 cold rows a step need: `retrieve` came too late."""
 
 
 class LaneThread:
@@ -21,7 +22,7 @@ class LaneThread:
 
     A lane that yields to others on busy cores must hold nothing that they need: stopped with the GIL or a connection in its
     hands, it makes everybody wait (docs/log.md).  So none does but storage and writeback, where rows are on disk, which are
-    mostly in the kernel, and the host computes; elsewhere lanes have the cores to themselves.
+    mostly in the kernel.
     """
 
     def __init__(self, name: str, yields: bool = False) -> None:
