@@ -20,9 +20,11 @@ TRIAL_STEPS = 7
 """Of a candidate, each time it is tried."""
 SETTLING_STEPS = 3
 """Of those, not counted: batches of the candidate before are still on their way."""
+WARMING_STEPS = 7
+"""Before the first trial: a process touches its memory for the first time, which would count against the first candidate."""
 MOST_ROUNDS = 3
 """Forth and back through the candidates..."""
-CLOSE = 1.1
+CLOSE = 1.15
 """...of which, after a round, those stay that are within so much of the fastest."""
 GOOD_ENOUGH = 1.01
 """The fewest micro-batches whose step is within so much of the fastest are taken."""
@@ -58,6 +60,8 @@ class Tuner:
         self.decided: list[Choice] = []
         self._trial: deque[int] = deque()
         """Micro-batches of the trial's batches that are still to come."""
+        self._trial_length = 0
+        """Without those that warm up before it."""
         self._counted: dict[int, int] = {}
         """Batches of the trial whose step counts, and their number of micro-batches, until they are learnt."""
         self._rounds: list[dict[int, list[Measured]]] = []
@@ -68,6 +72,7 @@ class Tuner:
         self._usual: float | None = None
         self._kept = 0
         self._begin_trial()
+        self._trial.extendleft([self._current] * WARMING_STEPS)
 
     def of(self, batch: int) -> int:
         if batch < self._next:  # asked again: a new epoch begins with batches that were only looked ahead to
@@ -76,7 +81,7 @@ class Tuner:
         if self._trial:
             place = len(self._trial)
             self._current = self._trial.popleft()
-            if (-place) % TRIAL_STEPS >= SETTLING_STEPS:
+            if place <= self._trial_length and (-place) % TRIAL_STEPS >= SETTLING_STEPS:
                 self._counted[batch] = self._current
         if not self.choices or self.choices[-1][1] != self._current:
             self.choices.append((batch, self._current))
@@ -111,6 +116,7 @@ class Tuner:
         self._rounds.append({})
         forth_and_back = (*candidates, *reversed(candidates))
         self._trial = deque(n for n in forth_and_back for _ in range(TRIAL_STEPS))
+        self._trial_length = len(self._trial)
 
     def _end_round(self) -> None:
         if not self._rounds[-1]:  # none of its steps was taken
