@@ -75,7 +75,8 @@ def test_those_that_are_close_are_tried_again() -> None:
     for batch in range(ALL_ROUNDS):
         count = plan.of(batch)
         tried[count] += plan.trying
-        disturbed = 1.2 if count == 2 and batch < WARMING_STEPS + TRIAL // 2 else 1.0  # when 2 is tried for the first time
+        first_time = batch < WARMING_STEPS + TRIAL // 2
+        disturbed = 1.2 if count == 2 and first_time else 1.0
         plan.learn(batch, Measured(disturbed * steps[count], 0.0, 0.0))
     assert [choice.micro_batches for choice in plan.decided] == [2]
     assert tried[2] == tried[4] == 2 * TRIAL_STEPS * MOST_ROUNDS and tried[16] == 2 * TRIAL_STEPS
