@@ -26,7 +26,12 @@ def test_a_block_is_used_again_only_when_nobody_holds_any_part_of_it() -> None:
 
 def test_shapes_and_types() -> None:
     blocks = Blocks()
-    for shape, dtype in (((0, 5), np.float32), ((3,), np.float64), ((7, 2), np.uint8), ((1000, 64), np.float32)):
+    for shape, dtype in (
+        ((0, 5), np.float32),
+        ((3,), np.float64),
+        ((7, 2), np.uint8),
+        ((1000, np.int64(64)), np.float32),
+    ):
         array = blocks.take(shape, dtype)
         assert array.shape == shape and array.dtype == dtype and array.flags.c_contiguous
         array[:] = 1

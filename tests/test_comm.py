@@ -103,6 +103,19 @@ def test_all_reduce_gives_every_worker_the_same_bits(workers: int) -> None:
     assert torch.allclose(summed, sum((drawn(rank) for rank in range(1, workers)), drawn(0)), atol=1e-5)
 
 
+def sum_late(world: World, lane: str) -> float:
+    """Worker 1 comes later than workers wait for one another."""
+    time.sleep(2.5 * world.rank)
+    total = torch.ones(1)
+    Exchange(world, lane).all_reduce(total)
+    return float(total)
+
+
+def test_sums_of_checkpoints_have_the_patience_of_their_lane() -> None:
+    """Promise: a timeout of 1 s is for workers that do not answer, not for those that read a checkpoint."""
+    assert run_once(2, sum_late, "checkpoint", timeout=1.0) == [2.0, 2.0]
+
+
 def test_a_single_worker_talks_to_nobody() -> None:
     """Promise: one worker needs no process group, and its exchanges do nothing."""
     exchange = Exchange(World.single(), "route")

@@ -105,6 +105,7 @@ def test_gradients_are_torchs_own(
 def test_large_layers_of_uneven_width(more: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: columns of zeros, which make products faster, change no gradient; nor does a weight of an earlier micro-batch."""
     monkeypatch.setattr(host_products, "LARGE", 50)
+    monkeypatch.setattr(host_products, "MANY", 1)
     trial = Trial(stack(21, 19, 35, 2))
     for n in (3, 0, 4):
         (mine,), (theirs,) = trial.passes(torch.randn(n, *more, 21).requires_grad_())
@@ -115,6 +116,17 @@ def test_large_layers_of_uneven_width(more: tuple[int, ...], monkeypatch: pytest
     assert len(trial.late._wide) == 3
     trial.make()
     trial.check()
+
+
+def test_a_bias_of_any_shape() -> None:
+    """Promise: what torch takes as a bias is trained, and not left at zero."""
+    layer = LateLinear(3, 4)
+    layer.bias = nn.Parameter(torch.zeros(1, 4))
+    trial = Trial(layer)
+    trial.passes(torch.randn(5, 3), torch.randn(2, 3))
+    trial.make()
+    trial.check()
+    assert layer.bias.grad is not None and layer.bias.grad.any()
 
 
 class Odd(nn.Module):

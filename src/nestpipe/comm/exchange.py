@@ -80,7 +80,8 @@ class Exchange:
         """In place; every worker ends with the same bits."""
         if self.world.size == 1:
             return
-        if self.world.size == 2 and op == dist.ReduceOp.SUM and tensor.device.type == "cpu":
+        two_ways = self._back is not self.group  # others have one for patience, not for speed
+        if self.world.size == 2 and two_ways and op == dist.ReduceOp.SUM and tensor.device.type == "cpu":
             self._sum_with_other(tensor)
             return
         try:
@@ -92,6 +93,7 @@ class Exchange:
 
     def _sum_with_other(self, tensor: Tensor) -> None:
         """Of two workers: a ring would move the same bytes in two rounds, the second waiting for the first."""
+        assert tensor.is_contiguous()
         other = 1 - self.world.rank
         theirs = torch.empty_like(tensor)
         nothing: list[Tensor] = []
@@ -99,7 +101,7 @@ class Exchange:
             [[tensor] if peer == other else nothing for peer in range(2)],
             [[theirs] if peer == other else nothing for peer in range(2)],
         )
-        tensor.add_(theirs)  # a + b is b + a to the last bit
+        tensor.add_(theirs)  # a + b is b + a to the last bit, but for two NaNs
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         pieces: list[Tensor] = []

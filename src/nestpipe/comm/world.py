@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 LANE_GROUPS = ("route", "network", "network back", "dense", "dense back", "metrics", "checkpoint")
-"""`network back` and `dense back` carry what goes to a lower rank: gloo's thread spins where one connection is written and read
-at a time.
+"""`network back` carries what goes to a lower rank: gloo's thread spins where one connection is written and read at a time.
+`dense back` does where there are two workers; more sum by gloo's ring.
 
 `checkpoint` is for workers that have written their part and wait for the others: as long as a disk may take."""
 DISK_SECONDS = 3600.0
@@ -45,7 +45,11 @@ class World:
         if dist.get_world_size() == 1:
             return World(0, 1, {}, timeout)
         patience = {"checkpoint": max(timeout, DISK_SECONDS)}
-        groups = {lane: dist.new_group(timeout=timedelta(seconds=patience.get(lane, timeout))) for lane in LANE_GROUPS}
+        groups = {
+            lane: dist.new_group(timeout=timedelta(seconds=patience.get(lane, timeout)))
+            for lane in LANE_GROUPS
+            if lane != "dense back" or dist.get_world_size() == 2
+        }
         return World(dist.get_rank(), dist.get_world_size(), groups, timeout)
 
     def leave(self) -> None:

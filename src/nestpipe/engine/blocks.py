@@ -40,7 +40,7 @@ class Blocks:
     def take(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
         """An array with anything in it."""
         dtype = np.dtype(dtype)
-        count = math.prod(shape)
+        count = int(math.prod(shape))  # a dimension may be a number of numpy's
         size = max(LEAST_BYTES, 1 << (count * dtype.itemsize - 1).bit_length()) if count else LEAST_BYTES
         with self._lock:
             self._requests += 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nestpipe.engine.dense import Bucket
-from nestpipe.engine.host_products import add_weight_products, is_uneven, widened
+from nestpipe.engine.host_products import add_weight_products, is_worth_widening, widened
 from nestpipe.late_layers import LateLinear, LateStack
 
 Kept = tuple[Tensor, Tensor | None, int, int]
@@ -71,7 +71,7 @@ class LateWeights:
 
     def passed_back(self, grad: Tensor, weight: nn.Parameter) -> Tensor:
         """grad @ weight."""
-        if not is_uneven(weight):
+        if not is_worth_widening(weight, grad.shape[0]):
             return grad @ weight
         version, wide = self._wide.get(weight, (-1, weight))
         if version != weight._version:
@@ -86,6 +86,7 @@ class LateWeights:
                 if parameter in self._kept:
                     _add_to(parameter, self._kept.pop(parameter))
             made(number)
+        self._wide.clear()
         if self._kept:
             raise RuntimeError(
                 "a parameter was frozen when the pipeline was made: make a new TrainPipeline to train it"
@@ -111,8 +112,11 @@ def _add_to(parameter: nn.Parameter, kept: list[Kept]) -> None:
                 "set pipeline.late_weights = false, or use nn.Linear"
             )
     assert parameter.grad is not None
-    if parameter.dim() == 1:  # a bias
-        for grad, *_ in kept:
+    products = []
+    for grad, input, *_ in kept:
+        if input is None:  # a bias
             parameter.grad.add_(grad.sum(0))
-    else:
-        add_weight_products(parameter.grad, [(grad, input) for grad, input, *_ in kept if input is not None])
+        else:
+            products.append((grad, input))
+    if products:
+        add_weight_products(parameter.grad, products)
