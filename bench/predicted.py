@@ -13,8 +13,9 @@ import sys
 from dataclasses import replace
 
 from nestpipe.lab.calibrate import LADDER, MB_PER_MS
-from nestpipe.lab.ladder import load_ladder, run_ladder
+from nestpipe.lab.ladder import load_ladder
 from nestpipe.lab.network import megabytes_per_ms
+from nestpipe.lab.running import run_ladder
 from nestpipe.sim.figures import Settings, run
 from nestpipe.sim.profile import load_profile
 from nestpipe.sim.systems import SYSTEMS

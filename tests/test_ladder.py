@@ -15,21 +15,10 @@ from typing import Any
 import pytest
 
 from nestpipe.cli import main
-from nestpipe.lab.ladder import (
-    BenchError,
-    Hides,
-    Ladder,
-    Mix,
-    Rung,
-    RunningRung,
-    cause,
-    cores_of_hosts,
-    ladders,
-    load_ladder,
-    run_ladder,
-    summarise,
-)
+from nestpipe.lab.ladder import BenchError, Best, Hides, Ladder, Mix, Rung, ladders, load_ladder
 from nestpipe.lab.network import LabError, Network, known, remove_abandoned
+from nestpipe.lab.running import RunningRung, cause, cores_of_hosts, run_ladder
+from nestpipe.lab.summary import summarise
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +101,8 @@ def test_a_killed_ladder_leaves_no_worker() -> None:
     """Promise: where nobody is left to wake a stopped worker, the kernel ends it."""
     code = (
         "from pathlib import Path; import sys, time\n"
-        "from nestpipe.lab.ladder import Ladder, Rung, RunningRung\n"
+        "from nestpipe.lab.ladder import Ladder, Rung\n"
+        "from nestpipe.lab.running import RunningRung\n"
         "one = Rung('one', {'name': 'one', 'step_s': 0.01})\n"
         "rung = RunningRung(Ladder('t', 'lab_worker', [one]), one, 1, Path(sys.argv[1]))\n"
         "rung.train(0); print('trained', flush=True); time.sleep(60)"
@@ -191,6 +181,20 @@ def test_what_is_hidden() -> None:
     assert hidden["hidden_share_of_step"] == pytest.approx(0.7)
 
 
+def report(*step_ms: float, **more: Any) -> dict[str, Any]:
+    """Of two workers: one step a round."""
+    flat = [[ms / 1e3 for ms in step_ms]] * 2
+    return {
+        "workers": 2,
+        "config": {"steps": 1, "batch": 10},
+        "step_s_by_rank": [[[second] for second in rank] for rank in flat],
+        "window_s_by_rank": flat,
+        "cpu_s_by_rank": flat,
+        "first_losses": [],
+        **more,
+    }
+
+
 def test_shares_of_a_step_count_a_late_worker_once() -> None:
     """What one worker waits for another is All2All, and the other's own is lookup: together they are the step, not more."""
     exposed = [
@@ -201,27 +205,49 @@ def test_shares_of_a_step_count_a_late_worker_once() -> None:
         {stage: {"busy_ms": ms, "hidden_ms": 0.0, "exposed_ms": ms} for stage, ms in one.items()} for one in exposed
     ]
 
-    def report(step_ms: float) -> dict[str, Any]:
-        flat = [[step_ms / 1e3] * 2] * 2
-        return {
-            "workers": 2,
-            "config": {"steps": 1, "batch": 10},
-            "step_s_by_rank": [[[step_ms / 1e3]] * 2] * 2,
-            "window_s_by_rank": flat,
-            "cpu_s_by_rank": flat,
-            "first_losses": [],
-            "stages_by_rank": stages,
-            "bytes_sent_by_rank": [0],
-        }
-
+    timelines = {"stages_by_rank": stages, "bytes_sent_by_rank": [0]}
     rungs = [rung("serial"), rung("nested")]
     plan = Ladder("t", "w", rungs, mix=Mix("serial", lookup=50, all2all=20, compute=30))
-    mix = summarise(plan, rungs, [report(100), report(40)], 2)["mix"]
+    mix = summarise(plan, rungs, [report(100, 100, **timelines), report(40, 40, **timelines)], 2)["mix"]
     assert mix["found"] == pytest.approx({"lookup": 50, "all2all": 20, "compute": 30}) and mix["holds"]
     assert mix["ideal"] == pytest.approx(100 / 30) and mix["reached"]["nested"]["median"] == pytest.approx(2.5)
     assert set(mix["reached"]) == {"nested"}
     plan = Ladder("t", "w", rungs, mix=Mix("serial", lookup=56, all2all=15, compute=29))
-    assert not summarise(plan, rungs, [report(100), report(40)], 2)["mix"]["holds"]
+    assert not summarise(plan, rungs, [report(100, 100, **timelines), report(40, 40, **timelines)], 2)["mix"]["holds"]
+
+
+def test_a_rung_that_chooses_is_held_to_the_best_of_the_others() -> None:
+    """Promise: compared within rounds with whoever is fastest by its middle round, not by one lucky round."""
+    rungs = [rung("one"), rung("two"), rung("auto")]
+    reports = [report(100, 104, 108), report(90, 110, 130), report(104, 108, 112)]
+    plan = Ladder("t", "w", rungs, best=Best("auto", ["one", "two"], 1.05))
+    best = summarise(plan, rungs, reports, 3)["best"]
+    assert best["fastest"] == "one" and best["ratio"]["median"] == pytest.approx(108 / 104) and best["holds"]
+    plan = Ladder("t", "w", rungs, best=Best("auto", ["one", "two"], 1.03))
+    assert not summarise(plan, rungs, reports, 3)["best"]["holds"]
+    assert plan.only(["one", "auto"]).best is None and plan.only(["one", "two", "auto"]).best is not None
+
+
+def test_what_was_chosen_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Promise: `bench auto-…` says what `auto` chose and how it stands, and exits with 1 where that is too slow."""
+    fixed = report(100, 100)
+    timelines = {"stages_by_rank": [{}, {}], "bytes_sent_by_rank": [0], "micro_batches_chosen": [[0, 1], [207, 4]]}
+
+    def run(auto_ms: float) -> int:
+        def measured(ladder: Ladder, *_: object) -> dict[str, Any]:
+            reports = [report(auto_ms, auto_ms, **timelines) if r.name == "auto" else fixed for r in ladder.rungs]
+            return {**summarise(ladder, ladder.rungs, reports, 2), "link": None, "disk": None}
+
+        monkeypatch.setattr("nestpipe.cli_bench.run_ladder", measured)
+        return main(["bench", "auto-dlrm", "--link", "none"])
+
+    assert run(102) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "'auto' chose 4 micro-batches from batch 207 on and takes 1.02 (1.02 - 1.02) of the step of 'nested N=1'"
+        in said
+    )
+    assert run(106) == 1 and "NOT within 1.05" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", ladders())
@@ -231,6 +257,7 @@ def test_shipped_ladders_can_be_read(name: str) -> None:
     names = {r.name for r in shipped.rungs}
     assert set(shipped.against) | set(shipped.limit) <= names
     assert all({h.exposed, h.hidden, *h.without} <= names for h in shipped.hides)
+    assert shipped.best is None or {shipped.best.rung, *shipped.best.of} <= names
 
 
 needs_root = pytest.mark.skipif(

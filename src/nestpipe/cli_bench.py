@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from nestpipe.cli import PIPE_WIDTH, check_json, write_json
-from nestpipe.lab.ladder import MIX_POINTS, load_ladder, run_ladder
+from nestpipe.lab.ladder import MIX_POINTS, load_ladder
+from nestpipe.lab.running import run_ladder
 from nestpipe.train.display import Display
 
 CLUSTERING = "clustering"
@@ -53,8 +54,20 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
     mix = result.get("mix")
     if mix is not None:
         console.print(_told_mix(mix))
+    best = result.get("best")
+    if best is not None:
+        console.print(_told_best(best, result["rungs"]))
     _write(args, result | made)
-    return 0 if mix is None or mix["holds"] else 1
+    return 0 if all(checked["holds"] for checked in (mix, best) if checked is not None) else 1
+
+
+def _told_best(best: dict[str, Any], rungs: list[dict[str, Any]]) -> str:
+    chosen = next(rung for rung in rungs if rung["name"] == best["rung"])["micro_batches_chosen"]
+    verdict = "within" if best["holds"] else "NOT within"
+    return (
+        f"{best['rung']!r} chose {chosen[-1][1]} micro-batches from batch {chosen[-1][0]} on and takes "
+        f"{_median(best['ratio'])} of the step of {best['fastest']!r}, the fastest given: {verdict} {best['within']:g}"
+    )
 
 
 def _told_mix(mix: dict[str, Any]) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from nestpipe.lab.ladder import Ladder, load_ladder, run_ladder
+from nestpipe.lab.ladder import Ladder, load_ladder
 from nestpipe.lab.network import BURST_BYTES, megabytes_per_ms
+from nestpipe.lab.running import run_ladder
 from nestpipe.schedule import serial
 from nestpipe.sim.figures import WARMUP, Settings, run
 from nestpipe.sim.profile import read_profile

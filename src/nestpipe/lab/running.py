@@ -1,0 +1,232 @@
+"""Runs a ladder: its rungs side by side, in turns of a few steps.
+
+A rung is a worker program under torchrun, ours or a peer's, that reads a JSON config, trains when its turn comes
+(bench/peers/turns.py) and writes a JSON report.  All rungs are alive at once, so that a noisy minute of the machine hits all of
+them alike; those whose turn it is not are stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nestpipe.lab.disks import Disks, remove_abandoned_disks
+from nestpipe.lab.ladder import LADDERS, REPOSITORY, BenchError, Ladder, Rung
+from nestpipe.lab.network import Network, remove_abandoned
+from nestpipe.lab.summary import summarise
+
+PEER_SCRIPTS = {"torchrec": LADDERS / "peers" / "torchrec_dlrm.py"}
+PEER_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
+TURN_SECONDS = 300.0
+"""A rung whose turn takes longer is given up."""
+STOP_SECONDS = 10.0
+FIRST_PORT = 29_600
+"""Of the first rung's workers, on hosts of their own."""
+_LIBC = ctypes.CDLL(None)
+START_SHARE = 5
+"""Starting a rung takes as long as so many turns, for the estimate."""
+
+
+def run_ladder(
+    ladder: Ladder,
+    peers: list[str],
+    rounds: int,
+    tell: Callable[[float, str], None],
+    link: str | None = None,
+    disk: str | None = None,
+) -> dict[str, Any]:
+    """Starts all rungs, then lets each train once in every round.  Returns per rung the step times, their spread, and ratios.
+
+    `link`: one worker per host in a lab whose links have this rate; None: all on loopback.  `disk`: the rates of each host's
+    disk; None: as fast as the machine's.
+    """
+    rungs = [rung for rung in ladder.rungs if rung.peer is None or rung.peer in peers]
+    for peer in peers:
+        if peer not in PEER_SCRIPTS:
+            raise BenchError(f"no peer {peer!r}; there are {', '.join(PEER_SCRIPTS)}")
+        if not PEER_PYTHON.is_file():
+            raise BenchError(f"{peer} is not installed: run `make bench-peers` first")
+    total = len(rungs) * (START_SHARE + rounds)
+    with contextlib.ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="nestpipe-bench-")))
+        network = disks = None
+        if link is not None:
+            remove_abandoned()
+            network = running.enter_context(Network(ladder.workers, link))
+        if disk is not None:
+            remove_abandoned_disks()
+            directory = ladder.workload.get("disk_path", tempfile.gettempdir())
+            disks = running.enter_context(Disks(1 if network is None else ladder.workers, disk, directory))
+        started: list[RunningRung] = []
+        for rung in rungs:
+            tell(len(started) * START_SHARE / total, f"starting {rung.name}")
+            started.append(RunningRung(ladder, rung, rounds, folder / str(len(started)), network, disks))
+            running.callback(started[-1].stop)
+            started[-1].train(0)
+        if disks is not None:
+            disks.shape()
+        for turn in range(1, rounds + 1):
+            for number, one in enumerate(started):
+                done = START_SHARE * len(rungs) + (turn - 1) * len(rungs) + number
+                tell(done / total, f"round {turn}/{rounds}: {one.rung.name}")
+                one.train(turn)
+        reports = [one.report() for one in started]
+        for one, report in zip(started, reports):
+            report["wire_bytes"] = one.wire_bytes
+    return {**summarise(ladder, rungs, reports, rounds), "link": link, "disk": disk}
+
+
+class RunningRung:
+    """The workers of one rung, alive until `stop`.  They train when told to and are stopped by signal in between."""
+
+    def __init__(
+        self,
+        ladder: Ladder,
+        rung: Rung,
+        rounds: int,
+        folder: Path,
+        network: Network | None = None,
+        disks: Disks | None = None,
+    ) -> None:
+        self.rung, self.folder, self.workers, self._network, self._disks = rung, folder, ladder.workers, network, disks
+        self.wire_bytes: list[int] = []
+        """Per turn: what the busiest host sent, headers and all."""
+        folder.mkdir()
+        config, self._out = folder / "config.json", folder / "out.json"
+        config.write_text(json.dumps({**ladder.workload, **rung.set, "turns": rounds}))
+        python, program = (sys.executable, ["-m", ladder.worker])
+        if rung.peer is not None:
+            python, program = str(PEER_PYTHON), [str(PEER_SCRIPTS[rung.peer])]
+        program = [*program, "--config", str(config), "--out", str(self._out)]
+        self._log = (folder / "log").open("w+")
+        launcher = [python, "-m", "torch.distributed.run"]
+        if network is None:
+            command = [*launcher, "--nproc-per-node", str(ladder.workers), "--standalone", *program]
+            self._processes = [self._start(command, "lo", 0)]
+            return
+        port = str(FIRST_PORT + int(folder.name))
+        launcher += ["--nnodes", str(ladder.workers), "--nproc-per-node", "1"]
+        launcher += ["--master-addr", network.hosts[0].address, "--master-port", port]
+        self._processes = [
+            self._start(host.command([*launcher, "--node-rank", str(rank), *program]), host.interface, rank, cores)
+            for rank, (host, cores) in enumerate(zip(network.hosts, cores_of_hosts(ladder.workers)))
+        ]
+
+    def _start(
+        self, command: list[str], interface: str, host: int, cores: set[int] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """On `cores` alone (None: wherever there is room) and with the disk of a host, and so is all that the command starts."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            preexec_fn=functools.partial(_prepare_child, cores, self._disks, host) if sys.platform == "linux" else None,
+        )
+
+    def train(self, turn: int) -> None:
+        """One turn; returns when all workers are done with it."""
+        before = self._network.bytes_sent() if self._network else []
+        (
+            self.folder / f"turn-{turn}"
+        ).touch()  # first: who wakes after a long sleep and finds none believes the ladder gone
+        self._signal(signal.SIGCONT)
+        self._wait(lambda: all((self.folder / f"done-{turn}-{rank}").exists() for rank in range(self.workers)))
+        if self._network and turn:
+            sent = (after - already for after, already in zip(self._network.bytes_sent(), before))
+            self.wire_bytes.append(max(sent))
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for path in self.folder.glob("pid-*"):
+            with contextlib.suppress(ProcessLookupError, ValueError):  # gone, or not written yet
+                os.kill(int(path.read_text()), number)
+
+    def report(self) -> dict[str, Any]:
+        self._signal(signal.SIGCONT)
+        self._wait(lambda: all(process.poll() is not None for process in self._processes))
+        if any(process.returncode for process in self._processes) or not self._out.is_file():
+            raise self._failed()
+        report: dict[str, Any] = json.loads(self._out.read_text())
+        return report
+
+    def stop(self) -> None:
+        """Ends what still runs, workers and launcher."""
+        running = [process for process in self._processes if process.poll() is None]
+        if running:
+            self._signal(signal.SIGCONT)
+        for process in running:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in running:
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._log.close()
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TURN_SECONDS
+        while not until():
+            if any(process.poll() for process in self._processes):
+                raise self._failed()
+            if time.monotonic() > deadline:
+                raise BenchError(f"rung {self.rung.name!r} did not end its turn within {TURN_SECONDS:g} s")
+            time.sleep(0.01)
+
+    def _failed(self) -> BenchError:
+        self._log.seek(0)
+        code = next((process.returncode for process in self._processes if process.returncode), 0)
+        log = self._log.read()
+        with tempfile.NamedTemporaryFile("w", prefix="nestpipe-bench-", suffix=".log", delete=False) as kept:
+            kept.write(log)
+        return BenchError(
+            f"rung {self.rung.name!r} failed with exit code {code}: {cause(log)} (all it said: {kept.name})"
+        )
+
+
+def cause(log: str) -> str:
+    """The line of a failed launch that says most: a worker's own error, what ended a worker, or the last word."""
+    lines = [line.strip() for line in log.splitlines() if _WORD.search(line)]
+    errors = [line for line in lines if _ERROR.match(line)]
+    lost = [line for line in errors if "PeerLost" in line]  # somebody else's fault
+    ends = [line for line in lines if _END.search(line)]
+    return ([e for e in errors if e not in lost] or ends or lost or lines[-1:] or ["no word"])[0]
+
+
+_WORD = re.compile(r"\w")
+_ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*(ChildFailedError|Warning\b))([a-z_]\w*\.)*[A-Z]\w*(?:[a-z]\w*:\s|Error$)")
+"""As Python ends a traceback: a class, which has capital and small letters, and what it says."""
+_END = re.compile(r"^what\(\):|: error: |exitcode\s*: -\d+|Signal \d+")
+
+
+def cores_of_hosts(hosts: int) -> list[set[int] | None]:
+    """Hosts do not share cores: each has its part of this machine's, where there is one for each."""
+    mine = sorted(os.sched_getaffinity(0))
+    each = len(mine) // hosts
+    if not each:
+        return [None] * hosts
+    return [set(mine[host * each : (host + 1) * each]) for host in range(hosts)]
+
+
+def _prepare_child(cores: set[int] | None, disks: Disks | None, host: int) -> None:
+    """A launcher whose ladder is killed must not stay, waiting for workers that nobody will wake."""
+    _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    if disks is not None:
+        disks.join(host)
