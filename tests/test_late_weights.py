@@ -38,7 +38,7 @@ class Trial:
         self.model = model.double()
         self.plain = copy.deepcopy(model)
         self.late = LateWeights(self.model)
-        self.dense = DenseReplica(self.model.parameters(), Exchange(World.single(), "dense"))
+        self.dense = DenseReplica(self.model.named_parameters(), Exchange(World.single(), "dense"))
         self.dense.clear()
         self.made: list[int] = []
 

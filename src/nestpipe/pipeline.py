@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,8 +69,8 @@ class Progress:
 def _check_settings(schedule: str, look_ahead: int, clip_norm: float | None) -> None:
     if schedule not in BUILDERS:
         raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {schedule!r}")
-    if look_ahead < 0:
-        raise ValueError(f"pipeline.look_ahead must be at least 0, not {look_ahead}")
+    if not isinstance(look_ahead, numbers.Integral) or look_ahead < 0:
+        raise ValueError(f"pipeline.look_ahead must be a whole number of at least 0, not {look_ahead!r}")
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm must be above 0, not {clip_norm}")
 
@@ -156,7 +157,9 @@ class TrainPipeline:
         late = LateWeights(model) if late_weights else None
         self._late = late if late is not None and late.layers else None
         late_parameters = self._late.parameters if self._late is not None else []
-        self.dense = DenseReplica(model.parameters(), self._dense_exchange, late_parameters)
+        self.dense = DenseReplica(model.named_parameters(), self._dense_exchange, late_parameters)
+        if dense_optimizer is not None:
+            self.dense.check_owned(dense_optimizer)
         self.options = Options(
             max(1, len(self.dense.buckets)),
             clip_norm is not None,
@@ -175,6 +178,7 @@ class TrainPipeline:
         self._source: Iterator[Batch] | None = None
         self._exhausted = False
         self._closed = False
+        self._evaluating = False
         self._flights: dict[int, Flight] = {}
         self._last_end: float | None = None
         self._last_step: tuple[int, Measured] | None = None
@@ -232,6 +236,8 @@ class TrainPipeline:
             )
         if self._closed:
             raise RuntimeError("this pipeline was closed: make a new TrainPipeline to train on")
+        if self._evaluating:
+            raise RuntimeError("progress was called in the middle of evaluate: go through all of it first, or close it")
         self.engine.raise_failure()
         if self._source is not None and batches is not self._source and self.schedule in LOOKING_AHEAD:
             raise ValueError(
@@ -317,6 +323,7 @@ class TrainPipeline:
         """
         self.settle()
         training = self.model.training
+        self._evaluating = True
         self.model.eval()
         try:
             while True:
@@ -329,6 +336,7 @@ class TrainPipeline:
                         _, outputs = self.model(batch)
                     yield batch, outputs
         finally:
+            self._evaluating = False
             self.model.train(training)
 
     def rows(self, table: str, keys: np.ndarray) -> Tensor:
@@ -411,14 +419,20 @@ class TrainPipeline:
         else:
             self._forward_backward(flight, micro, batch)
         if micro == flight.micro_batches - 1 and self._late is None:
-            self.dense.finished()
+            self._backward_finished()
 
     def _weights(self, flight: Flight, micro: int) -> None:
         """What the backward passes of all micro-batches have left to do: gradients of weights, bucket by bucket."""
         assert self._late is not None
-        self.dense.finished()
+        self._backward_finished()
         events = flight.parts.get(("weights", flight.number, -1), ())
         self._late.make(self.dense.buckets, lambda bucket: events[bucket].set() if events else None)
+
+    def _backward_finished(self) -> None:
+        """Nothing lasting has been changed yet: the last moment to find that the dense side is not what it was."""
+        self.dense.finished()
+        if self.optimizer is not None:
+            self.dense.check_owned(self.optimizer)
 
     def _forward_backward(self, flight: Flight, micro: int, batch: Batch) -> None:
         assert flight.routes is not None

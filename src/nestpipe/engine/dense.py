@@ -41,10 +41,11 @@ class DenseReplica:
     """Gradients are views into flat buffers.  A parameter that no batch uses has gradient 0."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], exchange: Exchange, late: Collection[nn.Parameter] = ()
+        self, named: Iterable[tuple[str, nn.Parameter]], exchange: Exchange, late: Collection[nn.Parameter] = ()
     ) -> None:
-        """`late`: those whose gradients are made after the backward passes."""
-        self.parameters = [p for p in parameters if p.requires_grad]
+        """`named`: all of the model's; `late`: those whose gradients are made after the backward passes."""
+        self._trains = {p: (name, p.requires_grad) for name, p in named}
+        self.parameters = [p for p, (_, trains) in self._trains.items() if trains]
         late_ones = set(late)
         self.exchange = exchange
         self._flat: list[Tensor] = []
@@ -78,12 +79,28 @@ class DenseReplica:
             parameter.grad = view
 
     def finished(self) -> None:
-        """After the last backward pass of a batch: the gradients are where they were put."""
+        """After the last backward pass of a batch: the gradients are where they were put, and there are no others."""
+        for parameter, (name, trained) in self._trains.items():
+            if parameter.requires_grad != trained:
+                raise RuntimeError(
+                    f"requires_grad of {name} was {trained} when the pipeline was made and is not now: set it before; for a "
+                    "part of the model that is to train later, or no longer, use an optimizer group with a learning rate of 0"
+                )
         for parameter, view in self._views:
             if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
                 raise RuntimeError(
                     "a parameter's .grad was dropped or replaced during the batch: leave zero_grad() and .grad to the pipeline"
                 )
+
+    def check_owned(self, optimizer: torch.optim.Optimizer) -> None:
+        """ValueError if it would step a parameter that is none of the model's: nobody sums or clears that one's gradients."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter not in self._trains:
+                    raise ValueError(
+                        f"dense_optimizer has a parameter of shape {list(parameter.shape)} that the model did not have "
+                        "when the pipeline was made: make it part of the model before that, or leave it out of the optimizer"
+                    )
 
     def reduce(self, bucket: int) -> None:
         """Sums the gradients of all workers.  Afterwards they are the same bits everywhere."""

@@ -79,12 +79,13 @@ def end_on_signals() -> None:
 
     def watch() -> None:
         received = signal.sigwait(signals)
-        if received == signal.SIGTERM and _orderly:
+        until = time.monotonic() + GRACE_SECONDS
+        while received == signal.SIGTERM and not _orderly and time.monotonic() < until:
+            time.sleep(0.01)
+        if received == signal.SIGTERM and _orderly:  # maybe only now: training that begins meanwhile is not cut off
             ask, seconds = _orderly[-1]
             ask()
             signal.sigtimedwait(signals, seconds)  # another one, or too late: then at once
-        elif received == signal.SIGTERM:
-            time.sleep(GRACE_SECONDS)
         for say in tuple(last_words):
             with suppress(Exception):
                 say()
