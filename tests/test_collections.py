@@ -309,9 +309,7 @@ def test_features_changed_inside_the_model_are_refused(change: str) -> None:
 @pytest.mark.parametrize("change", ["nothing", "weights"])
 def test_weights_may_be_made_inside_the_model(change: str) -> None:
     """Promise: the routed ids with weights of the model's own are fine, and the weights learn."""
-    pipeline = TrainPipeline(
-        Changing(change), torch.optim.SGD([torch.zeros(1, requires_grad=True)]), world=World.single()
-    )
+    pipeline = TrainPipeline(Changing(change), world=World.single())
     pipeline.progress(iter([two_samples()]))
     grad = pipeline.model.weights.grad
     assert grad is not None and bool(grad.any()) == (change == "weights")
