@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -19,8 +20,10 @@ from nestpipe.checkpoint import direct_file, writer
 from nestpipe.checkpoint.errors import CheckpointError, NotWritten
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.tensors import Written
+from nestpipe.checkpoint.writer import CheckpointWriter
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
+from nestpipe.pipeline import TrainPipeline
 from nestpipe.train.checkpoints import refuse_others
 from workers import WorkerFailed, run, run_once
 
@@ -179,3 +182,33 @@ def test_a_damaged_old_one_does_not_end_a_training(tmp_path: Path) -> None:
     resume(World.single(), "dlrm", settings, str(tmp_path / "run"))
     assert steps_in(tmp_path / "run")[-1] == 30 and oldest not in steps_in(tmp_path / "run")
     assert [line["checkpoint"]["step"] for line in log_of(tmp_path / "run") if "checkpoint" in line][-1] == 30
+
+
+def fails_while_writing(world: World, folder: str) -> list[int]:
+    """A run whose third step fails while the checkpoint of the second is being written; the steps that are there afterwards."""
+    real_write, real_progress, writing = CheckpointWriter._write_mine, TrainPipeline.progress, threading.Event()
+
+    def slow_write(self: CheckpointWriter, *arguments: Any) -> None:
+        writing.set()
+        time.sleep(0.5)
+        real_write(self, *arguments)
+
+    def failing_progress(self: TrainPipeline, batches: Any) -> Any:
+        if self.next_batch == 2:
+            assert writing.wait(30)
+            raise OSError(errno.ENOSPC, "the disk tier is full")
+        return real_progress(self, batches)
+
+    CheckpointWriter._write_mine, TrainPipeline.progress = slow_write, failing_progress  # type: ignore[method-assign]
+    try:
+        with pytest.raises(OSError, match="the disk tier is full"):
+            train_run(world, "dlrm", [*small("dlrm"), "checkpoint.every_steps=2"], folder)
+    finally:
+        CheckpointWriter._write_mine, TrainPipeline.progress = real_write, real_progress  # type: ignore[method-assign]
+    assert not [path.name for path in (Path(folder) / "checkpoints").glob(".writing*")]
+    return steps_in(Path(folder))
+
+
+def test_a_run_that_fails_while_a_checkpoint_is_written_leaves_it_whole(tmp_path: Path) -> None:
+    """Promise: no half file, and the step that was being saved can be gone on from."""
+    assert run_once(1, fails_while_writing, str(tmp_path / "run"), timeout=30.0) == [[2]]

@@ -148,6 +148,11 @@ class CheckpointWriter:
         if self._error is not None:
             self.poll()
 
+    def let_finish(self, seconds: float) -> None:
+        """After a failure elsewhere: what is being written gets a moment to be committed.  Asks nobody and raises nothing."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
     def _run(self, job: _Job) -> None:
         """The background thread.  After an error the chain is given up: the next checkpoint is a full one."""
         started = time.perf_counter()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ def _check_trainer(last: Checkpoint) -> None:
         raise CheckpointError(f"{last.path}: what the trainer left there is not to be read")
 
 
+FINISH_SECONDS = 2.0
+"""What a checkpoint gets to be finished in when the run has failed: with it a worker still ends within seconds."""
+
+
 class Checkpoints:
     """A run's checkpoints; all of it does nothing where the recipe wants none.  All workers call everything alike."""
 
@@ -185,6 +190,16 @@ class Checkpoints:
         self._writer.wait()
         self._folder.unlock()
         return self._writer.poll()
+
+    @contextmanager
+    def finished_if_it_fails(self) -> Iterator[None]:
+        """A run that fails while a checkpoint is being written leaves it whole, where that takes a moment."""
+        try:
+            yield
+        except BaseException:
+            if self._writer is not None:
+                self._writer.let_finish(FINISH_SECONDS)
+            raise
 
     @property
     def on(self) -> bool:

@@ -104,6 +104,7 @@ def train(
         Display(recipe.name, on=world.rank == 0 and not quiet) as display,
         kept_if_it_fails(directory, pipeline.engine.timeline, world),
         _orderly(checkpoints, lambda: pipeline.wish("stop"), recipe.checkpoint.stop_seconds),
+        checkpoints.finished_if_it_fails(),
     ):
         if resumed is not None:
             display.say(f"going on from step {resumed.step}")
