@@ -25,7 +25,7 @@ train: setup  ## train the default recipe on two local workers
 
 # A fresh clone has no compiled kernels: they are made while lint runs, once and not by every test process.
 test: setup  ## lint, then all tests, two files at a time
-	@(cd tests && PYTHONPATH=. ../$(BIN)/python workers_warm.py) & $(MAKE) --no-print-directory lint || { wait; exit 1; }; wait
+	@PYTHONPATH=tests/support $(BIN)/python tests/support/workers_warm.py & $(MAKE) --no-print-directory lint || { wait; exit 1; }; wait
 	@$(BIN)/pytest -n 2 --dist loadfile
 
 lint: setup  ## ruff and mypy

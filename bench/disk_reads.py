@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from nestpipe.tables.config import EmbeddingConfig
+from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore
 from nestpipe.tables.group import group_tables
 from nestpipe.tables.optimizers import SGD
-from nestpipe.tables.tiered import DiskTier, TieredRowStore
 
 BATCH = 50_000
 

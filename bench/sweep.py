@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 
-from nestpipe import Adam, EmbeddingConfig, RowWiseAdagrad, TableLife
+from nestpipe import Adam, EmbeddingConfig, EvictionPolicy, RowWiseAdagrad
+from nestpipe.tables.eviction.frequency import Sightings
+from nestpipe.tables.eviction.sweep import Sweep
 from nestpipe.tables.group import group_tables
-from nestpipe.tables.life_sweep import Sweep
 from nestpipe.tables.optimizers import SparseOptimizer
-from nestpipe.tables.sightings import Sightings
 from nestpipe.tables.store import RowStore
 
 BATCH = 100_000
@@ -25,7 +25,7 @@ SHARE = 0.05
 def filled(rows: int, dim: int, optimizer: SparseOptimizer) -> RowStore:
     """Rows of ten tables with sightings by a power law, last seen at any time before the last batch."""
     random = np.random.default_rng(1)
-    tables = [EmbeddingConfig(f"t{i}", dim, ["f"], life=TableLife(max_rows=1)) for i in range(10)]
+    tables = [EmbeddingConfig(f"t{i}", dim, ["f"], life=EvictionPolicy(max_rows=1)) for i in range(10)]
     store = RowStore(group_tables(tables, optimizer)[0], 0)
     for start in range(0, rows, 1 << 20):
         count = min(1 << 20, rows - start)

@@ -33,7 +33,7 @@ OPTIONS = {
         "pipeline.early_prepare=false",
         "pipeline.early_retrieve=false",
     ],
-    "early weights": ["pipeline.late_weights=false"],
+    "early weights": ["pipeline.defer_weight_grads=false"],
     "far ahead": ["pipeline.look_ahead=8", "train.clip_norm=0.05"],
 }
 """Beside what a schedule does by itself."""
@@ -69,11 +69,11 @@ def main() -> int:
 
 def go_through(args: argparse.Namespace) -> int:
     """All settings of one number of workers; the same on each of them."""
-    from nestpipe.cli import RECIPES
+    from nestpipe.cli.main import RECIPES
     from nestpipe.comm.world import World
+    from nestpipe.config.recipe import load_recipe
     from nestpipe.data.kinds import KINDS as DATA
     from nestpipe.models.kinds import KINDS as MODEL_KINDS
-    from nestpipe.train.recipe import load_recipe
     from nestpipe.train.verify import verify
 
     world = World.join(timeout=120)
@@ -90,12 +90,12 @@ def go_through(args: argparse.Namespace) -> int:
             recipe = load_recipe(model, settings, DATA, MODEL_KINDS, RECIPES)
             result = verify(recipe, args.steps, world, lambda done, what: None)
             different += not result["equal"]
-            verdict = "equal" if result["equal"] else result["first_difference"]["text"]
+            outcome = "equal" if result["equal"] else result["first_difference"]["text"]
             left = (time.perf_counter() - started) / number * (len(grid) - number)
             if world.rank == 0:
                 what = f"{model:5} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}"
                 size = f"{result['steps']} steps  {result['compared']['rows']:6} rows"
-                print(f"{world.size} workers  {what}  {size}  {verdict}  ({left:.0f} s left)", flush=True)
+                print(f"{world.size} workers  {what}  {size}  {outcome}  ({left:.0f} s left)", flush=True)
     world.leave()
     if world.rank == 0:
         print(f"{world.size} workers: {len(grid) - different} of {len(grid)} equal, bit for bit", flush=True)

@@ -35,7 +35,7 @@ from torchrec.streamable import Pipelineable
 from turns import Turns
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
-from nestpipe.models.interaction import interact
+from nestpipe.ops.interaction import interact
 
 CPU = torch.device("cpu")
 PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from nestpipe.comm.world import World
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-    from nestpipe.embedding import EmbeddingBagCollection, EmbeddingCollection
-    from nestpipe.late_layers import LateLinear, LateStack
-    from nestpipe.pipeline import Progress, TrainPipeline
+    from nestpipe.nn.collections import EmbeddingBagCollection, EmbeddingCollection
+    from nestpipe.nn.deferred import DeferredLinear, DeferredStack
+    from nestpipe.pipeline.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
-    from nestpipe.tables.life import TableLife
+    from nestpipe.tables.eviction.policy import EvictionPolicy
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 
 _HOME = {
@@ -24,19 +24,19 @@ _HOME = {
     "Adagrad": "nestpipe.tables.optimizers",
     "Adam": "nestpipe.tables.optimizers",
     "Batch": "nestpipe.data.batch",
-    "EmbeddingBagCollection": "nestpipe.embedding",
+    "EmbeddingBagCollection": "nestpipe.nn.collections",
     "EmbeddingBagConfig": "nestpipe.tables.config",
-    "EmbeddingCollection": "nestpipe.embedding",
+    "EmbeddingCollection": "nestpipe.nn.collections",
     "EmbeddingConfig": "nestpipe.tables.config",
     "JaggedTensor": "nestpipe.data.jagged",
     "KeyedJaggedTensor": "nestpipe.data.jagged",
     "KeyedTensor": "nestpipe.data.jagged",
-    "LateLinear": "nestpipe.late_layers",
-    "LateStack": "nestpipe.late_layers",
-    "Progress": "nestpipe.pipeline",
+    "DeferredLinear": "nestpipe.nn.deferred",
+    "DeferredStack": "nestpipe.nn.deferred",
+    "Progress": "nestpipe.pipeline.pipeline",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
-    "TableLife": "nestpipe.tables.life",
-    "TrainPipeline": "nestpipe.pipeline",
+    "EvictionPolicy": "nestpipe.tables.eviction.policy",
+    "TrainPipeline": "nestpipe.pipeline.pipeline",
     "World": "nestpipe.comm.world",
 }
 
@@ -45,18 +45,18 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Batch",
+    "DeferredLinear",
+    "DeferredStack",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "EvictionPolicy",
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
-    "LateLinear",
-    "LateStack",
     "Progress",
     "RowWiseAdagrad",
-    "TableLife",
     "TrainPipeline",
     "World",
     "__version__",

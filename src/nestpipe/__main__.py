@@ -2,6 +2,6 @@
 
 import sys
 
-from nestpipe.cli import main
+from nestpipe.cli.main import main
 
 sys.exit(main())

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
 from commands import nestpipe, refused
 from made import CHANGED, FULL, make, manifest_of, reseal
-
 from nestpipe.checkpoint import export as exporting
 from nestpipe.checkpoint import vector_files
 from nestpipe.checkpoint.export import export_table
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.vector_files import read_vectors
-from nestpipe.cli import main
+from nestpipe.cli.main import main
 
 
 @pytest.fixture

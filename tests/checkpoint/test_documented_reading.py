@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from made import CHANGED, make
-
 from nestpipe.checkpoint.manifest import name_of
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made import CHANGED, FULL, groups, make, manifest_of, reseal
 
+from made import CHANGED, FULL, groups, make, manifest_of, reseal
 from nestpipe.checkpoint.check import check_chain
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
@@ -28,9 +28,9 @@ from nestpipe.checkpoint.manifest import name_of
 from nestpipe.checkpoint.merge import merged_rows
 from nestpipe.checkpoint.tensors import read_tensors, write_tensors
 from nestpipe.checkpoint.worker_state import read_worker
-from nestpipe.engine.horizon import AgreedClock
-from nestpipe.engine.life_state import restore_lives
 from nestpipe.keys import owners_of
+from nestpipe.sparse.eviction_state import restore_lives
+from nestpipe.tables.eviction.horizon import AgreedClock
 from nestpipe.train.checkpoints import Resumed
 
 MODEL: Any = [SimpleNamespace(group=describe(group)) for group in groups()]

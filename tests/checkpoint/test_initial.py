@@ -13,21 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import small
 
+from commands import small
 from nestpipe.checkpoint.dense import clone_dense, restore_dense
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.load import restore
 from nestpipe.checkpoint.vector_files import VectorsError, read_vectors
-from nestpipe.cli import main
+from nestpipe.cli.main import main
 from nestpipe.comm.world import World
+from nestpipe.config.recipe import Recipe, load_recipe
 from nestpipe.data.kinds import KINDS as DATA
 from nestpipe.models.kinds import KINDS as MODELS
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.train.build import make_pipeline, open_source
 from nestpipe.train.initial import read_initial
-from nestpipe.train.recipe import Recipe, load_recipe
 from workers import run
 
 SETTINGS = ["checkpoint.every_steps=8", "tables.optimizer=adam", "train.steps=16", "model.dim=4", "model.bottom=[8, 4]"]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import EVERY, digest_at, small, train_run
 
 from nestpipe.checkpoint import load
 from nestpipe.checkpoint.load import has_rows_for
 from nestpipe.comm.world import World
+from runs import EVERY, digest_at, small, train_run
 from workers import run
 
 

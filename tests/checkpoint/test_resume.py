@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import EVERY, digest_at, disk, log_of, losses, recipe_of, resume, small, steps_in, train_run
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
@@ -14,6 +13,7 @@ from nestpipe.comm.world import World
 from nestpipe.schedule import BUILDERS
 from nestpipe.train.rundir import RunDirectory
 from nestpipe.train.trainer import train
+from runs import EVERY, digest_at, disk, log_of, losses, recipe_of, resume, small, steps_in, train_run
 from workers import run
 
 KEEP_ALL = "checkpoint.keep=99"

@@ -9,18 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs import log_of
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.comm.world import World
+from nestpipe.config.recipe import load_recipe, parse_recipe
 from nestpipe.data.kinds import KINDS as DATA
 from nestpipe.data.parquet import ParquetData
 from nestpipe.data.source import DataError
 from nestpipe.data.stream import Stream
 from nestpipe.models.kinds import KINDS as MODELS
 from nestpipe.train.checkpoints import find_resumed
-from nestpipe.train.recipe import load_recipe, parse_recipe
 from nestpipe.train.trainer import train
+from runs import log_of
 from workers import run
 
 GROUP = 20
@@ -35,7 +35,7 @@ def write(path: Path, start: int, rows: int = 5 * GROUP) -> None:
     pq.write_table(table, path, row_group_size=GROUP, **options)
 
 
-def spoil(path: Path, group: int) -> None:
+def poison(path: Path, group: int) -> None:
     """Flips one bit of the last value of a row group's first column: only its checksum tells."""
     column = pq.ParquetFile(path).metadata.row_group(group).column(0)
     data = bytearray(path.read_bytes())
@@ -50,8 +50,8 @@ def make(folder: Path) -> ParquetData:
         write(folder / f"{name}.parquet", 100 * number)
     content = (folder / "a.parquet").read_bytes()
     (folder / "c.parquet").write_bytes(content[: len(content) // 2])
-    spoil(folder / "a.parquet", 1)
-    spoil(folder / "d.parquet", 4)
+    poison(folder / "a.parquet", 1)
+    poison(folder / "d.parquet", 4)
     return ParquetData(str(folder), {"f": "x"}, label="y", eval_fraction=0, on_error="skip")
 
 

@@ -21,7 +21,7 @@ from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.load import restore
 from nestpipe.checkpoint.writer import CheckpointWriter
 from nestpipe.comm.world import World
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.train.digest import digest
 from training import Setting, make_pipeline
 from workers import _context
@@ -139,7 +139,7 @@ def go_on(world: World, folder: Folder, digests: dict[int, str], step: int, at: 
     """The next run removes what is half done, and ends with the bits of one that nobody touched."""
     folder.lock()
     folder.tidy()
-    folder.go_back_to(step)
+    folder.rewind_to(step)
     left = [path.name for path in folder.path.iterdir() if not path.name.startswith(("step-", ".lock"))]
     assert not left, f"operation {at}: {left}"
     found = folder.find()

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from runs import EVERY, digest_at, log_of, recipe_of, resume, small, steps_in, train_run
 
 import nestpipe.train.checkpoints
 from nestpipe.checkpoint import direct_file, writer
@@ -23,8 +22,9 @@ from nestpipe.checkpoint.tensors import Written
 from nestpipe.checkpoint.writer import CheckpointWriter
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.train.checkpoints import refuse_others
+from runs import EVERY, digest_at, log_of, recipe_of, resume, small, steps_in, train_run
 from workers import WorkerFailed, run, run_once
 
 

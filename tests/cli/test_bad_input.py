@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import Command, nestpipe, refused, small
 
-from nestpipe.cli import RECIPES
+from commands import Command, nestpipe, refused, small
+from nestpipe.cli.main import RECIPES
 from nestpipe.comm.world import World
+from nestpipe.config.recipe import load_recipe
 from nestpipe.data import kinds as data_kinds
 from nestpipe.models import kinds as model_kinds
 from nestpipe.train.build import open_source
-from nestpipe.train.recipe import load_recipe
 
 CRITEO_LINE = "\t".join(["1", *map(str, range(13)), *(f"{i:08x}" for i in range(26))])
 PARQUET = """

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from commands import Command, nestpipe, small
 
 LIFE = ["tables.admit_after=2", "tables.ttl_steps=3", "tables.max_rows=400", "tables.sweep_every=2"]

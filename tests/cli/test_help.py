@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from commands import SCRIPT, nestpipe
 
 KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_steps", "tables.decay_steps"]
@@ -28,7 +29,7 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
 def test_help_does_not_wait_for_torch(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     """Help names what there is, and neither torch nor numba is loaded for it."""
     program = (
-        "import sys; from nestpipe.cli import main\n"
+        "import sys; from nestpipe.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as end: assert not end.code\n"
         "assert not {'torch', 'numba', 'numpy', 'pyarrow'} & set(sys.modules), sorted(sys.modules)\n"

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from commands import MODULE, TORCHRUN, Command, nestpipe, small
-
 from nestpipe.comm.world import World
+from nestpipe.config.recipe import load_recipe
 from nestpipe.data import kinds as data_kinds
 from nestpipe.models import kinds as model_kinds
-from nestpipe.train.recipe import load_recipe
 from nestpipe.train.trainer import train
 from workers import run
 

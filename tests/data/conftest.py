@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny import SAMPLES, write_criteo, write_parquet, write_ratings
 
 from nestpipe.data.clicks import ClicksData
 from nestpipe.data.criteo import CriteoData
 from nestpipe.data.movielens import MovieLensData
 from nestpipe.data.parquet import ParquetData
 from nestpipe.data.sequences import SequencesData
+from tiny import SAMPLES, write_criteo, write_parquet, write_ratings
 
 
 @pytest.fixture(scope="session")

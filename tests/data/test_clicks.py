@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import samples_of
 
 from nestpipe.data.clicks import ClicksData, expected_auc
 from nestpipe.data.stream import Stream
+from tiny import samples_of
 
 
 def all_of(data: ClicksData, split: str = "train", seed: int = 0) -> Any:

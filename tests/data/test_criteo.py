@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import samples_of, write_criteo
 
 import nestpipe.data.criteo as criteo
 from nestpipe.data.criteo import CriteoData, CriteoSource
 from nestpipe.data.source import DataError
 from nestpipe.data.stream import Stream
+from tiny import samples_of, write_criteo
 
 
 def line(label: str = "1", integers: str = "", ids: str = "") -> str:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny import samples_of
 
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor
+from tiny import samples_of
 
 
 @st.composite

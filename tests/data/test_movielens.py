@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import samples_of
 
 from nestpipe.data.movielens import MovieLensData
 from nestpipe.data.ratings import read_ratings
 from nestpipe.data.source import DataError
 from nestpipe.data.stream import Stream
+from tiny import samples_of
 
 # User 7 rates two films in the same second, in this order; user 3 has too few ratings for a sequence.
 ROWS = [

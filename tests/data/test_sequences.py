@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import samples_of
 
 from nestpipe.data.sequence_batches import Histories, SequenceSource
 from nestpipe.data.sequences import SequencesData
 from nestpipe.data.stream import Stream
+from tiny import samples_of
 
 LENGTHS = [0, 1, 2, 3, 4, 9, 30, 3]
 

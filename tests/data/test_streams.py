@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import KIND_NAMES, SAMPLES, samples_of
 
 from nestpipe.data.batch import Batch
 from nestpipe.data.kinds import KINDS
 from nestpipe.data.source import Source, shard, split_interval
 from nestpipe.data.stream import Position, Stream
+from tiny import KIND_NAMES, SAMPLES, samples_of
 
 EVERY_KIND = pytest.mark.parametrize("kind", KIND_NAMES)
 

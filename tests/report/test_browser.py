@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import a_bench, a_run, a_summary, a_trace
 
+from made_up import a_bench, a_run, a_summary, a_trace
 from nestpipe.report.page import page, write_page
 from nestpipe.report.read import read
 from nestpipe.report.timeline import shape_timeline

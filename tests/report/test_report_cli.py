@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import a_bench, a_run, a_summary, a_trace
 
-from nestpipe.cli import main
+from made_up import a_bench, a_run, a_summary, a_trace
+from nestpipe.cli.main import main
 from nestpipe.report.files import ReportError
 from nestpipe.report.page import embedded, page, write_page
 from nestpipe.report.read import read
@@ -210,7 +210,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_neither_torch_nor_numba_is_loaded(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     program = (
-        "import sys; from nestpipe.cli import main; assert main(sys.argv[1:]) == 0\n"
+        "import sys; from nestpipe.cli.main import main; assert main(sys.argv[1:]) == 0\n"
         "assert not {'torch', 'numba', 'pyarrow'} & set(sys.modules), sorted(sys.modules)\n"
     )
     ended = subprocess.run(
@@ -223,7 +223,7 @@ def test_a_bench_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bench --page`: the same page, with the command and the date, which the JSON has too; a bad place is refused first."""
-    from nestpipe import cli_bench
+    from nestpipe.cli import bench as cli_bench
 
     monkeypatch.setattr(
         cli_bench, "run_ladder", lambda *_: {k: v for k, v in a_bench().items() if k not in ("date", "command")}

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up import a_bench, a_run, a_summary, a_trace
 
+from made_up import a_bench, a_run, a_summary, a_trace
 from nestpipe.report.bench import colour_of, shape_bench
 from nestpipe.report.exposed import Ran, stage_sums, waits
 from nestpipe.report.read import read
@@ -16,7 +16,7 @@ from nestpipe.report.run import table_of_stages
 from nestpipe.report.series import charts, thinned
 from nestpipe.report.timeline import shape_timeline
 from nestpipe.schedule import BUILDERS, LANES
-from nestpipe.schedule.draw_svg import COLOURS
+from nestpipe.schedule.view.svg import COLOURS
 
 
 def test_a_wait_is_divided_among_what_was_waited_for() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from executions import execute, random_order, random_uses
 
+from executions import execute, random_order, random_uses
 from nestpipe.schedule import BUILDERS, Action, Options, build
 from nestpipe.schedule.action import Name, act, label
 from nestpipe.schedule.check import Proof, Violation, check, examine, happens_before
@@ -232,18 +232,18 @@ def test_update_that_does_not_wait_for_the_verdict() -> None:
     actions = waiting(build("dbp", 4, 2, options), "update 0", "accumulate 0.1")
     found = check(actions, build("serial", 4, 2, options))
     assert found is not None
-    assert_names(found, "agree 0", "update 0", (), "verdict 0")
+    assert_names(found, "agree 0", "update 0", (), "outcome 0")
 
 
 def test_a_batch_that_was_not_agreed_on_reaches_the_tables() -> None:
     """Rows may be updated early, but not written back."""
     actions = waiting(build("dbp", 4, 2), "writeback 0", "update 0")
-    assert_names(broken(actions), "agree 0", "writeback 0", (), "verdict 0")
+    assert_names(broken(actions), "agree 0", "writeback 0", (), "outcome 0")
 
 
 def test_a_bucket_that_does_not_wait_for_the_backward_pass() -> None:
     """Dense gradients summed over the workers while they are still being added to."""
-    options = Options(late_weights=False)
+    options = Options(defer_weight_grads=False)
     actions = changed(build("nested", 4, 2, options), "reduce 1.0", within=("compute", 1, 0))
     found = check(actions, build("serial", 4, 2, options))
     assert found is not None
@@ -265,7 +265,7 @@ def test_weights_made_before_the_last_backward_pass() -> None:
 
 def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
     """A bucket is summed inside the backward pass; row gradients may still be missing when its sum is there."""
-    options = Options(buckets=3, late_weights=False)
+    options = Options(buckets=3, defer_weight_grads=False)
     actions = build("nested", 3, 2, options)
     actions = waiting(actions, "grad 1.1", "reduce 1.2")
     for text in ("grad 1.1", "accumulate 1.1"):
@@ -281,8 +281,8 @@ def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
 @pytest.mark.parametrize("early", [False, True])
 def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: int, clips: bool, early: bool) -> None:
     """Whatever a builder may vary gives what `serial` gives with the same options."""
-    for early_update, late_weights, early_prepare, retrieve in itertools.product((False, True), repeat=4):
-        options = Options(buckets, clips, look_ahead, early, early_update, late_weights, early_prepare, retrieve)
+    for early_update, defer_weight_grads, early_prepare, retrieve in itertools.product((False, True), repeat=4):
+        options = Options(buckets, clips, look_ahead, early, early_update, defer_weight_grads, early_prepare, retrieve)
         options = replace(options, evicts=early and not retrieve)
         assert check(build(schedule, 5, 3, options), build("serial", 5, 3, options)) is None
 

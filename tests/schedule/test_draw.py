@@ -10,8 +10,8 @@ import pytest
 
 from nestpipe.schedule import BUILDERS, LANES, build
 from nestpipe.schedule.clock import ClockSpan, nominal, run
-from nestpipe.schedule.draw import grid
-from nestpipe.schedule.draw_svg import svg
+from nestpipe.schedule.view.grid import grid
+from nestpipe.schedule.view.svg import svg
 
 DOCS = Path(__file__).parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -98,7 +98,7 @@ def test_a_picture_has_its_own_background_and_legend() -> None:
 @pytest.mark.parametrize("schedule", BUILDERS)
 def test_the_pictures_in_the_docs_are_up_to_date(schedule: str, tmp_path: Path) -> None:
     """Else: nestpipe schedule S --svg docs/schedule-S.svg, for nested with --micro 4 --batches 3."""
-    from nestpipe.cli import main
+    from nestpipe.cli.main import main
 
     kept = DOCS / f"schedule-{schedule}.svg"
     if not kept.exists():

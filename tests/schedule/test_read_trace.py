@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nestpipe.cli import main
+from nestpipe.cli.main import main
 from nestpipe.schedule import build
 from nestpipe.schedule.clock import nominal, run
-from nestpipe.schedule.read_trace import excerpt, read_trace
-from nestpipe.schedule.trace import VIRTUAL, merge
+from nestpipe.schedule.view.read_trace import excerpt, read_trace
+from nestpipe.schedule.view.trace import VIRTUAL, merge
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nestpipe.cli import main
+from nestpipe.cli.main import main
 from nestpipe.schedule import BUILDERS, Action, Options, dbp
-from nestpipe.schedule.trace import problems
+from nestpipe.schedule.view.trace import problems
 
 
 def stale(step: int, micro_batches: int, start: int, options: Options) -> list[Action]:
@@ -109,7 +109,7 @@ def test_bad_input_is_one_line(
 def test_no_torch_and_no_numpy() -> None:
     """Schedules are plain Python: the command answers at once, on any machine."""
     code = (
-        "import sys; from nestpipe.cli import main; main(['schedule', 'dbp', '--check']);"
+        "import sys; from nestpipe.cli.main import main; main(['schedule', 'dbp', '--check']);"
         "print([m for m in ('torch', 'numpy', 'numba') if m in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from executions import execute, random_order, random_uses, uses_of
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from executions import execute, random_order, random_uses, uses_of
 from nestpipe.schedule import BUILDERS, Action, Options, build
 from nestpipe.schedule.check import Violation, check, happens_before
 from nestpipe.schedule.effects import STORE, Effect, rows

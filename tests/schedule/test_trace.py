@@ -13,7 +13,7 @@ import pytest
 from nestpipe.schedule import BUILDERS, LANES, build
 from nestpipe.schedule.clock import nominal, run
 from nestpipe.schedule.timeline import Span
-from nestpipe.schedule.trace import VIRTUAL, Trace, merge, problems
+from nestpipe.schedule.view.trace import VIRTUAL, Trace, merge, problems
 
 
 def events(trace: Trace, kind: str) -> list[dict[str, Any]]:

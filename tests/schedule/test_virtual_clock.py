@@ -38,7 +38,7 @@ def test_dbp_hides_what_it_is_meant_to_hide() -> None:
     """A step is from one sync to the next: nothing before `sync` and no writeback is in it, and the dense path runs beside."""
     actions = build("dbp", 8, 1)
     starts = [s.start for s in run(actions, nominal(actions)) if s.action.stage == "sync"]
-    hidden = ("load", "move", "route", "retrieve", "writeback", "weights", "reduce", "agree", "step")
+    hidden = ("load", "move", "route", "retrieve", "writeback", "weight_grad", "reduce", "agree", "step")
     step = sum(cost for stage, cost in NOMINAL.items() if stage not in hidden)
     assert {b - a for a, b in itertools.pairwise(starts)} == {step}
 

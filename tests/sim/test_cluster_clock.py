@@ -25,8 +25,8 @@ def spans(actions, cost, workers=1, cores=0.0):
     st.fixed_dictionaries({stage: st.integers(0, 9) for stage in STAGES}),
     st.booleans(),
 )
-def test_where_nothing_is_shared_it_is_the_clock_of_one_schedule(name, batches, micros, takes, late_weights):
-    actions = build(name, batches, micros, Options(late_weights=late_weights))
+def test_where_nothing_is_shared_it_is_the_clock_of_one_schedule(name, batches, micros, takes, defer_weight_grads):
+    actions = build(name, batches, micros, Options(defer_weight_grads=defer_weight_grads))
     plain = {span.action.name: (span.start, span.stop) for span in run(actions, lambda a: takes[a.stage])}
     found = spans(actions, lambda a: Cost(device=takes[a.stage]))
     assert {name: (start[0], stop[0]) for name, (start, stop) in found.items()} == plain
@@ -60,11 +60,11 @@ def test_lanes_share_the_cores_of_a_host():
 
 
 def test_a_bucket_begins_when_its_part_is_final():
-    weights = act("weights", 0)
+    weights = act("weight_grad", 0)
     buckets = [act("reduce", 0, b, within=weights.name) for b in range(2)]
 
     def cost(action: Action) -> Cost:
-        return Cost(device=8.0) if action.stage == "weights" else Cost(wire=1.0, from_share=(action.micro + 1) / 2)
+        return Cost(device=8.0) if action.stage == "weight_grad" else Cost(wire=1.0, from_share=(action.micro + 1) / 2)
 
     found = spans([weights, *buckets], cost)
     assert found["reduce", 0, 0][1] == 5.0 and found["reduce", 0, 1][1] == 9.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nestpipe.cli import main
+from nestpipe.cli.main import main
 from nestpipe.sim.figures import Settings, run, table
 from nestpipe.sim.profile import ProfileError, load_profile, read_profile
 from nestpipe.sim.published import FIGURES, compare

@@ -6,22 +6,22 @@ import sys
 
 import pytest
 
-from nestpipe.train.memory import Returns, heap_bytes, resident_bytes
+from nestpipe.train.memory import HeapTrimmer, heap_bytes, resident_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux and glibc")
 
 
 def test_holes_in_the_heap_go_back_to_the_system() -> None:
     """Promise: what was freed between blocks that stay is not resident for ever; and not before its time."""
-    returns = Returns()
-    returns.now_and_then()
+    returns = HeapTrimmer()
+    returns.maybe_trim()
     blocks = [bytearray(100_000) for _ in range(1000)]
     del blocks[::2]
     before, heap = resident_bytes(), heap_bytes()
     assert before is not None and heap is not None and heap[0] > 50e6 and heap[1] > 40e6
-    returns.now_and_then()
+    returns.maybe_trim()
     assert resident_bytes() > before - 1e6  # type: ignore[operator]
     returns.SECONDS = 0.0
-    returns.now_and_then()
+    returns.maybe_trim()
     assert resident_bytes() < before - 40e6  # type: ignore[operator]
     assert len(blocks) == 500 and abs(heap_bytes()[0] - heap[0]) < 1e6  # type: ignore[index]

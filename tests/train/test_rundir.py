@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nestpipe.train.recipe import Recipe, load_recipe
+from nestpipe.config.recipe import Recipe, load_recipe
 from nestpipe.train.rundir import RunDirectory, RunError, default_path
 
 

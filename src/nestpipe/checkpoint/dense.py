@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 
 from nestpipe.checkpoint.errors import CheckpointError
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 
 OPTIMIZER = "optimizer."
 NUMBER = "number."

@@ -139,7 +139,7 @@ class Folder:
             for path in [*self.path.glob(".writing-*"), *self.path.glob(".removing-*")]:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def go_back_to(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """The run goes on from this step: those of later ones are of a branch that is given up.  The last one goes first, so
         that what is left is whole whenever this is interrupted."""
         there = [(step_of(path.name), path) for path in self.path.iterdir()] if self.path.is_dir() else []

@@ -13,11 +13,11 @@ import numpy as np
 
 from nestpipe.checkpoint.manifest import SIGHTINGS, Group
 from nestpipe.keys import HashIndex
-from nestpipe.pipeline import TrainPipeline
-from nestpipe.tables.cut import Cut, Rows
+from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.tables.eviction.frequency import Sightings
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows
-from nestpipe.tables.sightings import Sightings
+from nestpipe.tables.snapshot import Rows, Snapshot
 
 
 class Kept(Protocol):
@@ -29,7 +29,7 @@ class Kept(Protocol):
 
     def follow_changes(self) -> None: ...
 
-    def cut(self, full: bool) -> Cut: ...
+    def cut(self, full: bool) -> Snapshot: ...
 
     def put(self, rows: Rows) -> None:
         """As they were kept: state without what is not kept."""
@@ -56,7 +56,7 @@ class KeptRows:
     def follow_changes(self) -> None:
         self._store.follow_changes()
 
-    def cut(self, full: bool) -> Cut:
+    def cut(self, full: bool) -> Snapshot:
         return self._store.cut(full)
 
     def put(self, rows: Rows) -> None:
@@ -81,7 +81,7 @@ class KeptSightings:
     def follow_changes(self) -> None:
         self._sightings.follow_changes()
 
-    def cut(self, full: bool) -> Cut:
+    def cut(self, full: bool) -> Snapshot:
         return self._sightings.cut(full)
 
     def put(self, rows: Rows) -> None:

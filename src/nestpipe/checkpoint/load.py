@@ -20,10 +20,10 @@ from nestpipe.checkpoint.tensors import OTHERWISE, read_tensors
 from nestpipe.checkpoint.worker_state import restore_worker
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
-from nestpipe.engine.sparse import SparseStages
 from nestpipe.keys import owners_of, share_of
-from nestpipe.pipeline import TrainPipeline
-from nestpipe.tables.cut import Rows
+from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.sparse.stages import SparseStages
+from nestpipe.tables.snapshot import Rows
 
 SEED_OF_OTHERS = 7_368_787
 """Random numbers of workers that had none in the checkpoint begin from this, the step and the rank."""

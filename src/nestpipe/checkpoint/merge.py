@@ -15,7 +15,7 @@ from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.row_files import NoKeyTwice, count_rows, read_rows
 from nestpipe.checkpoint.tensors import OTHERWISE
 from nestpipe.keys import HashIndex
-from nestpipe.tables.cut import Rows
+from nestpipe.tables.snapshot import Rows
 
 
 def merged_rows(

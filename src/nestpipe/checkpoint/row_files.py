@@ -13,7 +13,7 @@ from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File
 from nestpipe.checkpoint.tensors import OTHERWISE, read_arrays
 from nestpipe.keys import HashIndex, dedup_pairs, owners_of
-from nestpipe.tables.cut import Rows
+from nestpipe.tables.snapshot import Rows
 
 
 def in_order(files: list[File]) -> list[File]:

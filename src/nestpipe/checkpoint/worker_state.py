@@ -12,7 +12,7 @@ import torch
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.tensors import OTHERWISE, Written, read_tensors
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 
 BUFFER = "buffer."
 

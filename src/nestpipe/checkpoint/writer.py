@@ -31,9 +31,9 @@ from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
 from nestpipe.checkpoint.tensors import check_kinds, write_tensors
 from nestpipe.checkpoint.worker_state import clone_worker
 from nestpipe.comm.exchange import Exchange
-from nestpipe.engine.life_state import summed
-from nestpipe.pipeline import TrainPipeline
-from nestpipe.tables.cut import Cut
+from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.sparse.eviction_state import summed
+from nestpipe.tables.snapshot import Snapshot
 
 SHARD_BYTES = 1 << 26
 """Rows are written in files of at most about this size; the memory for one is kept, as far as it was ever used."""
@@ -61,7 +61,7 @@ class Saved:
 class _Job:
     step: int
     base: list[Base]
-    cuts: list[Cut]
+    cuts: list[Snapshot]
     dense: dict[str, torch.Tensor]
     own: dict[str, torch.Tensor]
     rows: list[int]

@@ -1,7 +1,7 @@
 """All-to-all of byte ranges, and the all-reduce: each with a deadline, each naming who was waited for.
 
 On gloo a large all-to-all runs half-duplex, so that messages go from worker to worker here, in pieces of which several are in
-flight, and each way between two workers on a connection of its own (docs/log.md).  Sender and receiver both know a message's
+context, and each way between two workers on a connection of its own (docs/log.md).  Sender and receiver both know a message's
 size, so pairs cut it the same way and nobody has to agree.
 """
 

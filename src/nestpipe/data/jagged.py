@@ -279,7 +279,7 @@ class KeyedJaggedTensor:
 
 
 class KeyedTensor:
-    """Pooled embeddings: `values` is [B, sum of lengths], one block of columns per key."""
+    """PoolRows embeddings: `values` is [B, sum of lengths], one block of columns per key."""
 
     def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor) -> None:
         self._keys = list(keys)

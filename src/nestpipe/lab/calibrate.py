@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nestpipe.config.recipe import toml_value
 from nestpipe.lab.ladder import Ladder, load_ladder
 from nestpipe.lab.network import BURST_BYTES, megabytes_per_ms
 from nestpipe.lab.running import run_ladder
@@ -20,7 +21,6 @@ from nestpipe.schedule import serial
 from nestpipe.sim.figures import WARMUP, Settings, run
 from nestpipe.sim.profile import read_profile
 from nestpipe.sim.systems import SYSTEMS, System
-from nestpipe.train.recipe import toml_value
 
 LADDER = "lab"
 LINK = "250mbit"

@@ -24,12 +24,12 @@ import torch.distributed as dist
 from nestpipe import Batch, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
-from nestpipe.engine.flight import Flight
-from nestpipe.engine.limits import leave_out
-from nestpipe.engine.micro_plan import AUTO
+from nestpipe.lab.limits import leave_out
 from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, Workload
 from nestpipe.models.timed import Timed
-from nestpipe.tables.tiered import DiskTier, TieredRowStore
+from nestpipe.pipeline.micro_plan import AUTO
+from nestpipe.sparse.batch_context import BatchContext
+from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore
 from nestpipe.train.tracing import write_trace
 
 PEERS = Path(__file__).parents[3] / "bench" / "peers"
@@ -43,7 +43,7 @@ OURS: dict[str, Any] = {
     "early_retrieve": None,
     "early_reduce": True,
     "early_update": True,
-    "late_weights": True,
+    "defer_weight_grads": True,
     "compute_ms": None,  # the model's own; a number: the `timed` model takes so long
     "dense_parameters": 500_000,  # of the `timed` model
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
@@ -59,10 +59,10 @@ def launch_ahead(pipeline: TrainPipeline, model: Timed) -> None:
     """The stand-in begins with a micro-batch when its rows are there and the dense step is taken, as a stream does by events."""
     spans, compute = pipeline.engine.timeline.spans, pipeline.engine.stage("compute")
 
-    def launched(flight: Flight, micro: int) -> None:
-        waited_for = (("embed", flight.number, micro), ("step", flight.number - 1, -1))
+    def launched(context: BatchContext, micro: int) -> None:
+        waited_for = (("embed", context.number, micro), ("step", context.number - 1, -1))
         model.device.inputs_at = max((spans[name].stop for name in waited_for if name in spans), default=None)
-        compute(flight, micro)
+        compute(context, micro)
 
     pipeline.engine.replace(compute=launched)
 
@@ -108,7 +108,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
         early_retrieve=config["early_retrieve"],
         early_reduce=config["early_reduce"],
         early_update=config["early_update"],
-        late_weights=config["late_weights"],
+        defer_weight_grads=config["defer_weight_grads"],
         seed=config["seed"],
         tier=DiskTier(config["disk_path"], config["dram_rows"]) if config["dram_rows"] else None,
         trace=config["trace"] is not None,

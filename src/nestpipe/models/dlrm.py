@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nestpipe.data.batch import Batch
-from nestpipe.embedding import EmbeddingBagCollection
-from nestpipe.models.interaction import interact
-from nestpipe.models.mlp import mlp
+from nestpipe.nn.collections import EmbeddingBagCollection
+from nestpipe.nn.mlp import mlp
+from nestpipe.ops.interaction import interact
 from nestpipe.tables.config import TableDefaults
 
 

@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor
-from nestpipe.embedding import EmbeddingCollection
-from nestpipe.late_layers import LateLinear
-from nestpipe.models.attention import gated_attention
-from nestpipe.models.relative_bias import TIME_BUCKETS, time_buckets
-from nestpipe.models.sampled_softmax import SHORTEST, sampled_softmax_loss
+from nestpipe.nn.collections import EmbeddingCollection
+from nestpipe.nn.deferred import DeferredLinear
+from nestpipe.ops.attention import gated_attention
+from nestpipe.ops.relative_bias import TIME_BUCKETS, time_buckets
+from nestpipe.ops.sampled_softmax import SHORTEST, sampled_softmax_loss
 from nestpipe.tables.config import TableDefaults
 
 
@@ -58,10 +58,10 @@ class Block(nn.Module):
         self.heads = config.heads
         self.max_length = config.max_length
         inner = self.heads * (config.head_dim or config.dim // config.heads)
-        self.uvqk = nn.utils.skip_init(LateLinear, config.dim, 4 * inner, bias=False)
+        self.uvqk = nn.utils.skip_init(DeferredLinear, config.dim, 4 * inner, bias=False)
         with torch.no_grad():
             self.uvqk.weight.copy_(torch.empty(config.dim, 4 * inner).normal_(0, 0.02).t())
-        self.out = LateLinear(inner, config.dim)
+        self.out = DeferredLinear(inner, config.dim)
         nn.init.xavier_uniform_(self.out.weight)
         self.dropout = config.dropout
         self.place_bias = nn.Parameter(torch.empty(2 * config.max_length - 1).normal_(0, 0.02))

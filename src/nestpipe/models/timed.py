@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from nestpipe.data.batch import Batch
-from nestpipe.embedding import EmbeddingBagCollection
+from nestpipe.nn.collections import EmbeddingBagCollection
 from nestpipe.tables.config import TableDefaults
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nestpipe.report.files import ReportError, count, mapping, number, sequence, text
 from nestpipe.schedule.action import LANES, STAGES
-from nestpipe.schedule.draw_svg import WHITE
+from nestpipe.schedule.view.svg import WHITE
 
 LANE_COLOURS = {
     "data": "#8c8c8c",

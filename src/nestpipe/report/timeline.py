@@ -8,8 +8,8 @@ from typing import Any
 from nestpipe.report.exposed import BETWEEN, COMPUTE, UNKNOWN, Ran, Wait, stage_sums, waits
 from nestpipe.report.files import ReportError, read_json
 from nestpipe.schedule.action import LANES, STAGES
-from nestpipe.schedule.draw_svg import COLOURS, WHITE
-from nestpipe.schedule.trace import problems
+from nestpipe.schedule.view.svg import COLOURS, WHITE
+from nestpipe.schedule.view.trace import problems
 
 FIRST_VIEW = 3
 """Steps that the page shows at first; all of the trace is a key away."""

@@ -18,7 +18,7 @@ STAGES: dict[str, str] = {
     "compute": "compute",
     "grad": "network",
     "accumulate": "update",
-    "weights": "compute",
+    "weight_grad": "compute",
     "reduce": "dense",
     "agree": "dense",
     "step": "compute",

@@ -17,7 +17,7 @@ from nestpipe.schedule.options import Options
 
 def boundary_begins(batch: int, micro_batches: int, options: Options) -> Name:
     """The action with which the dense compute of a batch is over."""
-    return ("weights", batch, -1) if options.late_weights else ("compute", batch, micro_batches - 1)
+    return ("weight_grad", batch, -1) if options.defer_weight_grads else ("compute", batch, micro_batches - 1)
 
 
 def boundary(batch: int, micro_batches: int, options: Options, opening: Sequence[Action] = ()) -> list[Action]:
@@ -25,7 +25,7 @@ def boundary(batch: int, micro_batches: int, options: Options, opening: Sequence
     t = batch
     complete: Name = ("accumulate", t, micro_batches - 1)
     agreed: Name = ("agree", t, -1)
-    weights = [act("weights", t, options=options)] if options.late_weights else []
+    weights = [act("weight_grad", t, options=options)] if options.defer_weight_grads else []
     made = boundary_begins(t, micro_batches, options)
     early = options.early_reduce
     reduces = [

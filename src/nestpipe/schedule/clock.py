@@ -20,7 +20,7 @@ NOMINAL: dict[str, float] = {
     "compute": 4,
     "grad": 2,
     "accumulate": 1,
-    "weights": 1,
+    "weight_grad": 1,
     "reduce": 1,
     "agree": 1,
     "step": 1,

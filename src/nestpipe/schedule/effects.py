@@ -76,7 +76,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
     values, state = rows(t)
     data, routes, grads = ("data", t), ("routes", t), ("grads", t)
     window, window_grads, arrived = ("window", t), ("window grads", t), ("arrived", t)
-    dense, verdict, kept = ("dense",), ("verdict", t), ("kept", t)
+    dense, outcome, kept = ("dense",), ("outcome", t), ("kept", t)
     buckets: list[State] = [("dense grads", f"bucket {b}") for b in range(options.buckets)]
     match stage:
         case "load":
@@ -105,7 +105,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
                 Effect("read", window, batches=mine, use="used"),
                 Effect("add", window_grads, batches=mine, use="used"),
                 *(Effect("add" if micro else "write", bucket) for bucket in buckets),
-                *([Effect("add", kept)] if options.late_weights else []),
+                *([Effect("add", kept)] if options.defer_weight_grads else []),
             )
         case "grad":
             return (Effect("read", routes), Effect("copy", arrived, window_grads, batches=mine, use="last"))
@@ -115,7 +115,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
                 Effect("read", arrived, batches=mine, use="last"),
                 Effect("add", grads, batches=mine, use="last"),
             )
-        case "weights":
+        case "weight_grad":
             return (Effect("read", kept), *(Effect("add", bucket) for bucket in buckets))
         case "reduce":
             return (Effect("add", buckets[micro]),)
@@ -124,13 +124,13 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
             return (
                 Effect(kind, grads, batches=mine),
                 *(Effect(kind, bucket) for bucket in buckets),
-                Effect("write", verdict),
+                Effect("write", outcome),
             )
         case "step":
-            return (Effect("read", verdict), *(Effect("read", bucket) for bucket in buckets), Effect("add", dense))
+            return (Effect("read", outcome), *(Effect("read", bucket) for bucket in buckets), Effect("add", dense))
         case "update":
             return (
-                *([Effect("read", verdict)] if options.update_waits else []),
+                *([Effect("read", outcome)] if options.update_waits else []),
                 Effect("read", grads, batches=mine),
                 Effect("read", values, batches=mine),
                 Effect("read", state, batches=mine),
@@ -140,7 +140,7 @@ def effects_of(stage: str, batch: int, micro: int, options: Options = DEFAULT) -
         case "writeback":
             return (
                 Effect("read", routes),
-                Effect("read", verdict),  # what was not agreed on never reaches the tables
+                Effect("read", outcome),  # what was not agreed on never reaches the tables
                 *([Effect("read", ("swept", t))] if options.evicts else []),
                 *(Effect("copy", new, old, batches=mine) for old, new in zip((values, state), STORE)),
             )

@@ -18,9 +18,9 @@ class Options:
     early_reduce: bool = True
     """A bucket is summed as soon as the last backward pass has finished it, not after the whole pass."""
     early_update: bool = True
-    """Rows are updated as soon as their gradients are complete; only the store and the dense model wait for the verdict."""
+    """Rows are updated as soon as their gradients are complete; only the store and the dense model wait for the outcome."""
 
-    late_weights: bool = True
+    defer_weight_grads: bool = True
     """Backward passes leave gradients of weights to a stage of their own, `weights`.  Where the model has late layers, and then
     under every schedule: sums round differently without it."""
 

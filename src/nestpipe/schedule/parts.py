@@ -9,7 +9,7 @@ from nestpipe.schedule.timeline import BETWEEN
 LOOKUP = ("load", "move", "route", "retrieve", "sync", "accumulate", "update", "writeback")
 ALL2ALL = ("embed", "grad")
 DENSE = ("reduce", "agree")
-COMPUTE = ("compute", "weights", "step", BETWEEN)
+COMPUTE = ("compute", "weight_grad", "step", BETWEEN)
 
 PARTS: dict[str, tuple[str, ...]] = {
     "lookup": LOOKUP,

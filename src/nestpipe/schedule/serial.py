@@ -11,7 +11,7 @@ def serial(step: int, micro_batches: int, start: int = 0, options: Options = DEF
     names: list[Name] = [(stage, step, -1) for stage in ("load", "move", "route", "retrieve", "sync")]
     for micro in range(micro_batches):
         names += [(stage, step, micro) for stage in ("embed", "compute", "grad", "accumulate")]
-    names += [("weights", step, -1)] if options.late_weights else []
+    names += [("weight_grad", step, -1)] if options.defer_weight_grads else []
     names += [("reduce", step, bucket) for bucket in range(options.buckets)]
     names += [(stage, step, -1) for stage in ("agree", "step", "update", "writeback")]
     actions: list[Action] = []

@@ -38,7 +38,7 @@ class Cluster:
     @property
     def options(self) -> Options:
         profile = self.profile
-        return Options(buckets=profile.buckets, late_weights=profile.late_weights, early_prepare=False)
+        return Options(buckets=profile.buckets, defer_weight_grads=profile.defer_weight_grads, early_prepare=False)
 
     def cost(self) -> Callable[[Action], Cost]:
         """Drawn anew: the same numbers every time."""

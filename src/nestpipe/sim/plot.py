@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nestpipe.schedule.draw_svg import COLOURS, GRID, INK, PAPER, QUIET
+from nestpipe.schedule.view.svg import COLOURS, GRID, INK, PAPER, QUIET
 
 WIDTH, HEIGHT = 760, 430
 LEFT, RIGHT, TOP, BOTTOM = 74, 150, 54, 56

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nestpipe.config.recipe import build
 from nestpipe.schedule.action import STAGES
-from nestpipe.train.recipe import build
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -72,7 +72,7 @@ class Head:
     buckets: int = 1
     buckets_final: list[float] = field(default_factory=list)
     """After which share of the last backward pass (or of `weights`) each bucket of dense gradients is; empty: evenly."""
-    late_weights: bool = False
+    defer_weight_grads: bool = False
     machine_cores: float = 0.0
     """Of one machine that all workers share, as in a lab; 0: more than their lanes could use."""
     jitter: float = 0.0

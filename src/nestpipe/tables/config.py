@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nestpipe.tables.life import TableLife
+from nestpipe.tables.eviction.policy import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 
 DTYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
@@ -28,7 +28,7 @@ class TableConfig:
     init_scale: float = 0.01
     optimizer: SparseOptimizer | None = None
     """None: the pipeline's `sparse_optimizer`."""
-    life: TableLife | None = None
+    life: EvictionPolicy | None = None
     """When keys get a row and lose it; None: with the first batch that touches them, and never."""
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class TableDefaults:
     dtype: str = "float32"
     init: str = "uniform"
     init_scale: float = 0.01
-    life: TableLife | None = None
+    life: EvictionPolicy | None = None
 
     def bag(self, name: str, dim: int, features: Sequence[str], pooling: str = "sum") -> EmbeddingBagConfig:
         return EmbeddingBagConfig(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nestpipe.tables.config import DTYPES, TableConfig
-from nestpipe.tables.life import TableLife
+from nestpipe.tables.eviction.policy import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 
 MAX_TABLES = 1 << 15
@@ -28,7 +28,7 @@ class TableGroup:
     optimizer: SparseOptimizer
     stamped: bool = False
     """Rows carry a version beside their optimizer state (`--check staleness`)."""
-    life: TableLife | None = None
+    life: EvictionPolicy | None = None
     """Rows carry how often and when they were seen last, between optimizer state and version."""
 
     @property
@@ -67,7 +67,7 @@ def group_tables(
     tables: Iterable[TableConfig], default_optimizer: SparseOptimizer, stamped: bool = False
 ) -> list[TableGroup]:
     """Groups in order of their first table."""
-    groups: dict[tuple[int, str, SparseOptimizer, TableLife | None], list[TableConfig]] = {}
+    groups: dict[tuple[int, str, SparseOptimizer, EvictionPolicy | None], list[TableConfig]] = {}
     seen: set[str] = set()
     for table in tables:
         if table.name in seen:

@@ -89,7 +89,7 @@ def copy_rows(source, source_index, target, target_index):  # type: ignore[no-un
 
 
 @numba.njit(nogil=True, cache=True)
-def spoil(rows, index):  # type: ignore[no-untyped-def]
+def poison(rows, index):  # type: ignore[no-untyped-def]
     """Makes rows that are still to be filled useless: whoever reads one too early gets NaN, and the run stops."""
     for i in range(index.shape[0]):
         rows[index[i], 0] = np.nan

@@ -9,9 +9,9 @@ import numpy as np
 from nestpipe.keys.index import Found, HashIndex
 from nestpipe.keys.mixing import mix
 from nestpipe.tables import kernels
-from nestpipe.tables.cut import Changes, Cut, Values
+from nestpipe.tables.eviction.frequency import Sightings
 from nestpipe.tables.group import TableGroup
-from nestpipe.tables.sightings import Sightings
+from nestpipe.tables.snapshot import Changes, Snapshot, Values
 
 
 class KeyedRows(ABC):
@@ -95,7 +95,7 @@ class KeyedRows(ABC):
             slots = self.index.find(keys, tables)
             self._changes.removing(tables, keys, slots[slots >= 0])
 
-    def cut(self, full: bool) -> Cut:
+    def cut(self, full: bool) -> Snapshot:
         """The rows as they are now: all, or those that changed since the last cut.  Between two batches, when nothing is being
         written; its parts are copied from another thread while training goes on."""
         assert self._changes is not None, "follow_changes comes first"

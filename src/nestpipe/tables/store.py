@@ -7,10 +7,10 @@ import numpy as np
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab, machine_bytes
 from nestpipe.tables import kernels
-from nestpipe.tables.cut import Values
+from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows
-from nestpipe.tables.tiered import DiskTier, TieredRowStore
+from nestpipe.tables.snapshot import Values
 
 
 def make_store(group: TableGroup, seed: int, rank: int, tier: DiskTier | None) -> KeyedRows:

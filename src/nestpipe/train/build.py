@@ -6,17 +6,17 @@ import torch
 from torch import nn
 
 from nestpipe.comm.world import World
+from nestpipe.config.recipe import Recipe
+from nestpipe.config.sections import DenseSection, TablesSection
 from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError, Source
 from nestpipe.data.stream import Position
 from nestpipe.models.kinds import make_model
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.tables.config import TableDefaults
+from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
-from nestpipe.tables.tiered import DiskTier
 from nestpipe.train.initial import read_initial
-from nestpipe.train.recipe import Recipe
-from nestpipe.train.sections import DenseSection, TablesSection
 
 NO_SAMPLES = "the training data has no samples: look at the paths and fractions in the recipe's [data]"
 
@@ -91,7 +91,7 @@ def make_pipeline(
         early_retrieve=recipe.pipeline.early_retrieve,
         early_reduce=recipe.pipeline.early_reduce,
         early_update=recipe.pipeline.early_update,
-        late_weights=recipe.pipeline.late_weights,
+        defer_weight_grads=recipe.pipeline.defer_weight_grads,
         seed=recipe.train.seed,
         clip_norm=recipe.train.clip_norm,
         table_rate=recipe.tables.rates().factor,

@@ -14,14 +14,14 @@ from nestpipe.checkpoint.load import restore
 from nestpipe.checkpoint.places import FOLDER
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.comm.world import World
+from nestpipe.config.recipe import Recipe
 from nestpipe.data.shares import SharedStream
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Position
-from nestpipe.engine.tuner import Tuner
-from nestpipe.pipeline import Progress, TrainPipeline
+from nestpipe.pipeline.pipeline import Progress, TrainPipeline
+from nestpipe.pipeline.tuner import Tuner
 from nestpipe.train.build import train_stream
-from nestpipe.train.recipe import Recipe
 
 FIXED = ("data", "model", "train.seed", "train.batch_size", "train.epochs", "tables.optimizer", "dense.optimizer")
 """What a run cannot change when it goes on."""
@@ -146,7 +146,7 @@ class Checkpoints:
         if pipeline.world.rank == 0 and (section.on or resumed is not None):
             # Nobody writes before the first step, which all workers take together.
             folder.lock()
-            folder.go_back_to(pipeline.next_batch)
+            folder.rewind_to(pipeline.next_batch)
         if not section.on:
             return
         self._writer = CheckpointWriter(
@@ -169,13 +169,13 @@ class Checkpoints:
         if self._writer is None:
             return []
         trained, section = self._pipeline.next_batch, self._section
-        due = bool(section.every_steps and trained % section.every_steps == 0) or "checkpoint" in step.wishes
+        due = bool(section.every_steps and trained % section.every_steps == 0) or "checkpoint" in step.requests
         if self._better(metrics) or due:
             self._save(metrics, about)
         elif section.every_minutes and time.monotonic() - self._asked_at >= 60 * section.every_minutes:
-            # A worker's own clock, which cannot jump; all hear of it with the next step's verdict.
+            # A worker's own clock, which cannot jump; all hear of it with the next step's outcome.
             self._asked_at = time.monotonic()
-            self._pipeline.wish("checkpoint")
+            self._pipeline.request("checkpoint")
         return self._writer.poll()
 
     def finish(self, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> list[Saved]:

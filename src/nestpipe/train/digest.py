@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nestpipe.engine.walk import walk, walk_waiting
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.sparse.walk import walk, walk_waiting
 
 VERSION = b"nestpipe-digest-1\0"
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from nestpipe.config.sections import EvalSection
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Stream
 from nestpipe.models.hstu import HSTU
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.train.metrics import ClickMetrics, RankMetrics, target_ranks
-from nestpipe.train.sections import EvalSection
 
 
 def evaluate(pipeline: TrainPipeline, source: Source, section: EvalSection) -> dict[str, float]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nestpipe.engine.group_life import Evicted
+from nestpipe.sparse.evictor import Evicted
 from nestpipe.train.rundir import RunError
 
 FOLDER = "evicted"
@@ -27,7 +27,7 @@ class EvictedFiles:
         self._next: int | None = None
         """Number of the next file; looked up when it is needed, after worker 0 has gone back to a checkpoint."""
 
-    def go_back_to(self, batch: int) -> None:
+    def rewind_to(self, batch: int) -> None:
         """The run goes on with this batch: what later ones evicted goes from the list.  Worker 0, before anybody appends."""
         for path in sorted(self._folder.glob("rank*.parquet")) if self._rank == 0 else []:
             found = pq.read_table(path, schema=_SCHEMA)

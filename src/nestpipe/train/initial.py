@@ -9,7 +9,7 @@ import numpy as np
 
 from nestpipe.checkpoint.vector_files import VectorsError, read_vectors
 from nestpipe.keys import dedup, owners_of
-from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.pipeline import TrainPipeline
 
 
 def read_initial(pipeline: TrainPipeline, files: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from nestpipe.engine.sparse import SparseStages
+from nestpipe.sparse.stages import SparseStages
 
 
 def memory_of(sparse: SparseStages) -> dict[str, int]:
@@ -64,7 +64,7 @@ def heap_bytes() -> tuple[int, int] | None:
     return int(found.uordblks + found.hblkhd), int(found.fordblks)
 
 
-class Returns:
+class HeapTrimmer:
     """Gives back to the system, from time to time, what malloc holds and nobody uses.
 
     Batches of many sizes leave holes in its arenas, so that resident memory would creep up over hours.  A return takes some
@@ -77,7 +77,7 @@ class Returns:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere nothing is done
         self._last = time.monotonic()
 
-    def now_and_then(self) -> None:
+    def maybe_trim(self) -> None:
         """Called after every step."""
         if self._trim is not None and time.monotonic() - self._last >= self.SECONDS:
             self._trim(ctypes.c_size_t(0))

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nestpipe.train.recipe import Recipe
+from nestpipe.config.recipe import Recipe
 
 LAUNCH_FILE = "launch"
 """The name of the launch that trains the run and may go on with it, if it writes checkpoints."""
@@ -38,7 +38,7 @@ class RunDirectory:
         goes_on: bool = False,
         launch: str | None = None,
     ) -> None:
-        """`goes_on`: the run is there already, and is left as it is until `go_back_to`.  `launch`: who may go on unasked."""
+        """`goes_on`: the run is there already, and is left as it is until `rewind_to`.  `launch`: who may go on unasked."""
         self.path = default_path(recipe.name) if path is None else Path(path)
         self._writes = rank == 0
         self._recipe = recipe.to_toml()
@@ -58,7 +58,7 @@ class RunDirectory:
         if self._launch is not None:
             self._write(LAUNCH_FILE, self._launch)
 
-    def go_back_to(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """The run goes on after so many steps: what it logged of later ones is dropped."""
         if not self._writes:
             return

@@ -12,11 +12,11 @@ from typing import Any
 import torch.distributed as dist
 
 from nestpipe.comm.world import World
+from nestpipe.launch.signals import last_words
 from nestpipe.schedule.action import Action
 from nestpipe.schedule.timeline import FEW, Span, Timeline
-from nestpipe.schedule.trace import Trace, merge
+from nestpipe.schedule.view.trace import Trace, merge
 from nestpipe.train.rundir import RunDirectory
-from nestpipe.train.signals import last_words
 
 FEW_WORKERS = 16
 """Whose last steps the run directory keeps."""

@@ -13,23 +13,23 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.comm.world import World
+from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
-from nestpipe.engine.micro_plan import MicroPlan
-from nestpipe.engine.tuner import Choice, Tuner
-from nestpipe.pipeline import Progress
-from nestpipe.train.alike import check_alike, together
+from nestpipe.launch.signals import ending_orderly
+from nestpipe.pipeline.micro_plan import MicroPlan
+from nestpipe.pipeline.pipeline import Progress
+from nestpipe.pipeline.tuner import Choice, Tuner
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
+from nestpipe.train.consistency import check_consistent, together
 from nestpipe.train.digest import digest
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
 from nestpipe.train.evicted import EvictedFiles
-from nestpipe.train.memory import Returns, memory_of
+from nestpipe.train.memory import HeapTrimmer, memory_of
 from nestpipe.train.metrics import ClickMetrics
-from nestpipe.train.recipe import Recipe
 from nestpipe.train.rundir import RunDirectory
-from nestpipe.train.signals import ending_orderly
 from nestpipe.train.tracing import gather_trace, kept_if_it_fails, write_trace
 
 SETTLING_STEPS = 5
@@ -58,7 +58,7 @@ def train(
     directory = RunDirectory(recipe, run, world.rank, goes_on=goes_on, launch=launch if recipe.checkpoint.on else None)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
-    check_alike(
+    check_consistent(
         world,
         checkpoints=resumed.digest if resumed else None,
         training_data=source.extent,
@@ -81,14 +81,14 @@ def train(
     # First of all what locks the run: nothing of one that another process is training may be touched.
     checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
     if goes_on:
-        directory.go_back_to(pace.steps)
+        directory.rewind_to(pace.steps)
     stopped = False
     chosen = NewChoices(pipeline.plan)
     left_out = skipped_of(source) or Skipped()
-    returns = Returns()
+    trimmer = HeapTrimmer()
     evicted = EvictedFiles(directory.path, world.rank)
     if goes_on:
-        evicted.go_back_to(pace.steps)
+        evicted.rewind_to(pace.steps)
 
     def state() -> dict[str, Any]:
         """Of the trainer, for a checkpoint; what is evicted by then is on the list before it."""
@@ -103,7 +103,7 @@ def train(
     with (
         Display(recipe.name, on=world.rank == 0 and not quiet) as display,
         kept_if_it_fails(directory, pipeline.engine.timeline, world),
-        _orderly(checkpoints, lambda: pipeline.wish("stop"), recipe.checkpoint.stop_seconds),
+        _orderly(checkpoints, lambda: pipeline.request("stop"), recipe.checkpoint.stop_seconds),
         checkpoints.finished_if_it_fails(),
     ):
         if resumed is not None:
@@ -118,10 +118,10 @@ def train(
             for news in left_out.news():
                 directory.log({"step": pace.steps, "skipped": news})
                 display.say(news)
-            returns.now_and_then()  # before memory is looked at: what the run needs, and not what malloc has kept of late
+            trimmer.maybe_trim()  # before memory is looked at: what the run needs, and not what malloc has kept of late
             if pace.steps % recipe.train.log_every == 0:
                 line = {"step": pace.steps, **pace.window(world), "memory": memory_of(pipeline.sparse)}
-                gone = everybodys(pipeline.sparse.evicted(), world)
+                gone = sum_over_workers(pipeline.sparse.evicted(), world)
                 directory.log({**line, "evicted": gone} if gone else line)
             evaluates = bool(recipe.eval.every and pace.steps % recipe.eval.every == 0)
             if evaluates:
@@ -134,7 +134,7 @@ def train(
             for saved in checkpoints.after(step, metrics if evaluates else {}, state) if not pace.over else ():
                 directory.log({"step": saved.step, "checkpoint": vars(saved)})
             display.show(pace.fraction(stream.fraction()), pace.status())
-            stopped = "stop" in step.wishes
+            stopped = "stop" in step.requests
         if pace.steps == 0:
             raise DataError(NO_SAMPLES)
         if not stopped and evaluated_at != pace.steps:
@@ -168,7 +168,7 @@ def train(
         "seed": recipe.train.seed,
         "rows": sum(len(store) for store in pipeline.sparse.stores),
         "waiting": sum(len(s.sightings) for s in pipeline.sparse.stores if s.sightings is not None),
-        "evicted": everybodys(pipeline.sparse.evicted(), world),
+        "evicted": sum_over_workers(pipeline.sparse.evicted(), world),
         "ttl_horizons": [list(pair) for pair in pipeline.sparse.horizons() if pair[0] < pipeline.next_batch],
         "bytes_sent": pipeline.sparse.traffic.bytes_sent,
         "stages": stages,
@@ -192,7 +192,7 @@ def _orderly(checkpoints: Checkpoints, ask: Callable[[], None], seconds: float) 
     return ending_orderly(ask, seconds) if checkpoints.on else nullcontext()
 
 
-def everybodys(counts: dict[str, int], world: World) -> dict[str, int]:
+def sum_over_workers(counts: dict[str, int], world: World) -> dict[str, int]:
     """Counts by name, the same names on every worker, summed over all."""
     total = torch.tensor([*counts.values()], dtype=torch.int64)
     if world.size > 1 and counts:

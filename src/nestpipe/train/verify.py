@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.comm.world import World
-from nestpipe.pipeline import TrainPipeline
-from nestpipe.tables.sightings import Sightings
+from nestpipe.config.recipe import Recipe
+from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.tables.eviction.frequency import Sightings
 from nestpipe.train.build import make_pipeline, open_source, train_stream
 from nestpipe.train.digest import dense_state
-from nestpipe.train.recipe import Recipe
 
 CHUNK = 1 << 16
 

@@ -1,0 +1,293 @@
+"""The collections that a model holds: `EmbeddingBagCollection` (pooled) and `EmbeddingCollection` (id by id).
+
+A collection has no parameters: its rows live in the sharded tables.  Inside a `TrainPipeline` the rows of the current
+micro-batch have already arrived when the model runs; outside one (evaluation, a notebook) a collection looks up at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nestpipe.comm.world import World
+from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from nestpipe.ops import pooling_kernels
+from nestpipe.ops.pooling import Bags, GatherRows, GatherUniqueRows, PoolRows
+from nestpipe.sparse.batch_context import BatchContext
+from nestpipe.sparse.lookups import GroupLookups
+from nestpipe.sparse.stages import SparseStages
+from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableConfig
+from nestpipe.tables.disk.tiered_store import DiskTier
+from nestpipe.tables.group import group_tables
+from nestpipe.tables.optimizers import SGD, SparseOptimizer
+
+Config = TypeVar("Config", bound=TableConfig)
+
+
+@dataclass(frozen=True)
+class View:
+    """The micro-batch that a collection is looking at."""
+
+    context: BatchContext
+    micro: int
+    trains: bool
+
+    def index(self, group: int, first: int, stop: int) -> np.ndarray:
+        """Places of the ids of lookups first..stop-1 of a group, lookup after lookup."""
+        routes, ends = self.context.routes, self.context.ends[group]
+        assert routes is not None
+        flat, at = ends.reshape(-1), self.micro * ends.shape[1]
+        begin = int(flat[at + first - 1]) if at + first else 0
+        index = routes.windows[group].inverse[begin : int(flat[at + stop - 1])]
+        first = self.context.windows[group].of(self.micro).begin
+        return index - np.int32(first) if first else index
+
+    def rows(self, group: int) -> tuple[Tensor, Tensor | None]:
+        room = self.context.windows[group].of(self.micro)
+        return room.rows, room.grads if self.trains else None
+
+    def arrived(self, group: int) -> int:
+        routes = self.context.routes
+        assert routes is not None
+        return routes.windows[group].arrived(self.micro) - self.context.windows[group].of(self.micro).begin
+
+
+@dataclass(frozen=True)
+class UniqueRows:
+    """The rows of a feature without repetition: id i of the feature is rows[index[i]].  Features of one group share `rows`.
+
+    Use `rows` through `index` only: others may be of features that somebody else looks up.
+    """
+
+    rows: Tensor
+    index: Tensor
+    lengths: Tensor
+
+
+class Collection(nn.Module, Generic[Config]):
+    """What the two collections share: their tables, and the view of the current micro-batch."""
+
+    def __init__(self, tables: Sequence[Config]) -> None:
+        super().__init__()
+        if not tables:
+            raise ValueError(f"{type(self).__name__} needs at least one table")
+        self.tables = list(tables)
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{type(self).__name__}: two tables have one name: {', '.join(names)}")
+        pairs = [(table, feature) for table in self.tables for feature in table.feature_names]
+        features = [feature for _, feature in pairs]
+        self.lookups: list[tuple[Config, str, str]] = [
+            (t, f, f if features.count(f) == 1 else f"{f}@{t.name}") for t, f in pairs
+        ]
+        """(table, feature, name of the output): a feature that looks into several tables is called feature@table."""
+        if len({name for _, _, name in self.lookups}) != len(self.lookups):
+            raise ValueError(f"{type(self).__name__}: a table lists a feature twice: {features}")
+        self._anchor = torch.zeros(0, requires_grad=True)
+        self._stages: SparseStages | None = None
+        self._view: View | None = None
+        self._places: list[tuple[int, int]] = []
+        """(group, lookup number in it) of every entry of `lookups`."""
+
+    def attach(self, stages: SparseStages, places: list[tuple[int, int]]) -> None:
+        self._stages, self._places = stages, places
+
+    def look_at(self, view: View | None) -> None:
+        """Called by the pipeline before and after the model runs on a micro-batch."""
+        self._view = view
+
+    def _current(self, features: KeyedJaggedTensor) -> View:
+        view = self._view
+        if view is None:
+            if self._stages is None:
+                attach_collections([self], World.single(), SGD(), seed=0)
+            assert self._stages is not None
+            self._stages.before_lookup()
+            return View(self._stages.look_up(Batch(features)), 0, trains=False)
+        routed = view.context.micros[view.micro].sparse_features
+        if features is not routed and not _same_ids(features, routed):
+            raise ValueError(
+                f"{type(self).__name__} was given features that were not routed for this batch: inside a pipeline pass "
+                "batch.sparse_features as it is, and change ids where the batch is loaded"
+            )
+        return view
+
+
+class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
+    """Pools the rows of each sample's ids by sum or mean.  KeyedJaggedTensor in, KeyedTensor [B, sum of dims] out."""
+
+    def attach(self, stages: SparseStages, places: list[tuple[int, int]]) -> None:
+        super().attach(stages, places)
+        self._dims = [table.embedding_dim for table, _, _ in self.lookups]
+        self._names = [name for _, _, name in self.lookups]
+        columns = np.cumsum([0, *self._dims])
+        self._parts: list[_GroupPart] = []
+        self._known_keys: list[str] = []
+        self._known_places: dict[int, list[int]] = {}
+        for group in sorted({g for g, _ in places}):
+            mine = [i for i, (g, _) in enumerate(places) if g == group]
+            self._parts.append(
+                _GroupPart(
+                    group,
+                    places[mine[0]][1],
+                    [self.lookups[i][1] for i in mine],
+                    np.array([self.lookups[i][0].pooling == "mean" for i in mine]),
+                    columns[mine],
+                )
+            )
+        if len({stages.groups[part.group].dtype for part in self._parts}) > 1:
+            raise ValueError(
+                "the tables of one EmbeddingBagCollection must have one dtype: use one collection per dtype"
+            )
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        view = self._current(features)
+        groups: list[Bags] = []
+        weights: list[Tensor | None] = []
+        given = features.weights_or_none()
+        for part in self._parts:
+            rows, grads = view.rows(part.group)
+            index = view.index(part.group, part.first, part.first + len(part.features))
+            places = self._feature_places(part, features)
+            lengths = _of_features(features, features.lengths(), places, by_value=False).numpy()
+            groups.append(Bags(rows, grads, index, lengths, part.means, part.columns))
+            weights.append(None if given is None else _of_features(features, given, places, by_value=True))
+        given_weights = [w for w in weights if w is not None]
+        shape = (features.stride(), sum(self._dims))
+        return KeyedTensor(
+            self._names, self._dims, PoolRows.apply(self._anchor, weights, groups, shape, *given_weights)
+        )
+
+    def _feature_places(self, part: _GroupPart, features: KeyedJaggedTensor) -> list[int]:
+        """Where a part's features stand; batch after batch has them in one order, so the last answer is mostly this one's."""
+        if self._known_keys is not features.keys() and self._known_keys != features.keys():
+            self._known_keys, self._known_places = list(features.keys()), {}
+        if part.group not in self._known_places:
+            self._known_places[part.group] = features.places(part.features)
+        return self._known_places[part.group]
+
+
+@dataclass(frozen=True)
+class _GroupPart:
+    """What a collection looks up in one group: its lookups there, one after another, and where they go in the output."""
+
+    group: int
+    first: int
+    features: list[str]
+    means: np.ndarray
+    columns: np.ndarray
+
+
+class EmbeddingCollection(Collection[EmbeddingConfig]):
+    """The row of every id, in order.  KeyedJaggedTensor in, a JaggedTensor of vectors per feature out."""
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        view = self._current(features)
+        out = {}
+        for (_, feature, name), (group, lookup) in zip(self.lookups, self._places):
+            rows, grads = view.rows(group)
+            values = GatherRows.apply(self._anchor, rows, grads, view.index(group, lookup, lookup + 1))
+            part = features[feature]
+            out[name] = JaggedTensor(values, part.weights_or_none(), lengths=part.lengths(), offsets=part.offsets())
+        return out
+
+    def unique_rows(self, features: KeyedJaggedTensor) -> dict[str, UniqueRows]:
+        """As calling it, but each row once and an index into them: for features with many repeated ids, such as negatives."""
+        view = self._current(features)
+        rows_of: dict[int, Tensor] = {}
+        index_of: dict[tuple[int, int], np.ndarray] = {}
+        for group in {group for group, _ in self._places}:
+            lookups = [lookup for g, lookup in self._places if g == group]
+            indexes = [view.index(group, lookup, lookup + 1) for lookup in lookups]
+            rows, grads = view.rows(group)
+            if len(view.context.micros) > 1:  # most of the window's rows are other micro-batches'
+                number_of = np.full(len(rows), -1, np.int32)
+                used, inverse = pooling_kernels.compact(np.concatenate(indexes), number_of)
+                indexes = np.split(inverse, np.cumsum([len(index) for index in indexes])[:-1])
+                rows_of[group] = GatherRows.apply(self._anchor, rows, grads, used)
+            else:
+                rows_of[group] = GatherUniqueRows.apply(self._anchor, rows, grads, view.arrived(group))
+            index_of |= {(group, lookup): index for lookup, index in zip(lookups, indexes)}
+        return {
+            name: UniqueRows(rows_of[place[0]], torch.from_numpy(index_of[place]), features[feature].lengths())
+            for (_, feature, name), place in zip(self.lookups, self._places)
+        }
+
+
+def _same_ids(features: KeyedJaggedTensor, routed: KeyedJaggedTensor) -> bool:
+    """Whether it is the routed ids that are looked up, perhaps with other weights.  Ids are compared by where they lie."""
+    return (
+        features.keys() == routed.keys()
+        and features.values().data_ptr() == routed.values().data_ptr()
+        and torch.equal(features.lengths(), routed.lengths())
+    )
+
+
+def _of_features(features: KeyedJaggedTensor, of: Tensor, places: list[int], by_value: bool) -> Tensor:
+    """What of `lengths` (or, by value, of `weights`) belongs to these features, one after another; no copy where it is so."""
+    samples = features.stride()
+    first, after = places[0], places[-1] + 1
+    side_by_side = after - first == len(places) and places == list(range(first, after))
+    if not by_value and side_by_side:
+        return of[samples * first : samples * after]
+    ends = (
+        features.offsets()[::samples].tolist()
+        if by_value and samples
+        else [samples * f for f in range(max(places) + 2)]
+    )
+    if side_by_side:
+        return of[ends[first] : ends[after]]
+    return torch.cat([of[ends[f] : ends[f + 1]] for f in places])
+
+
+def collections_in(model: nn.Module) -> list[Collection[TableConfig]]:
+    return [module for module in model.modules() if isinstance(module, Collection)]
+
+
+def attach_collections(
+    collections: Sequence[Collection[Config]],
+    world: World,
+    default_optimizer: SparseOptimizer,
+    seed: int,
+    *,
+    tier: DiskTier | None = None,
+    buffer_limit: int | None = None,
+    window_limit: int | None = None,
+    successor_reads: bool = False,
+    early_retrieve: bool = False,
+    stamped: bool = False,
+) -> SparseStages:
+    """Groups the tables of all collections, makes this worker's shard of them, and tells each collection its places."""
+    groups = group_tables([table for c in collections for table in c.tables], default_optimizer, stamped)
+    features: list[list[str]] = [[] for _ in groups]
+    numbers: list[list[int]] = [[] for _ in groups]
+    place = {table.name: (g, n) for g, group in enumerate(groups) for n, table in enumerate(group.tables)}
+    places: list[list[tuple[int, int]]] = []
+    for collection in collections:
+        mine = []
+        for table, feature, _ in collection.lookups:
+            g, number = place[table.name]
+            mine.append((g, len(features[g])))
+            features[g].append(feature)
+            numbers[g].append(number)
+        places.append(mine)
+    lookups = [GroupLookups(g, tuple(f), np.array(n, np.uint16)) for g, f, n in zip(groups, features, numbers)]
+    stages = SparseStages(
+        world,
+        lookups,
+        seed,
+        tier=tier,
+        buffer_limit=buffer_limit,
+        window_limit=window_limit,
+        successor_reads=successor_reads,
+        early_retrieve=early_retrieve,
+    )
+    for collection, mine in zip(collections, places):
+        collection.attach(stages, mine)
+    return stages

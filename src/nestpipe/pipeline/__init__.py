@@ -1,0 +1,5 @@
+"""`TrainPipeline`: composes the sparse and the dense side with a schedule and the engine that runs it."""
+
+from nestpipe.pipeline.pipeline import NotFinite, Progress, TrainPipeline
+
+__all__ = ["NotFinite", "Progress", "TrainPipeline"]

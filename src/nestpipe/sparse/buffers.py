@@ -1,0 +1,129 @@
+"""Row buffers: what an owner holds of a batch, taken from a pool that grows as needed, settles, and keeps to a limit.
+
+In steady state two buffers per group are in use, that of the batch in training and that of the next one; and a third where rows
+are retrieved while those of the batch before are still being written back (`early_retrieve`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+
+from nestpipe.tables.group import TableGroup
+
+ROOM = 1.25
+"""A buffer that has to grow gets this much more than it needs, so that batches of slightly different sizes fit."""
+MEMORY = 64
+"""A buffer twice as large as any of the last so many batches needed is given back."""
+
+
+class BufferLimit(MemoryError):
+    """A batch needs more buffer memory than memory.buffer_limit allows."""
+
+
+class RowBuffer:
+    """Values, optimizer state and summed gradients of a batch's owned rows in one group, one row per unique key."""
+
+    def __init__(self, pool: BufferPool, capacity: int) -> None:
+        group = pool.group
+        self._pool = pool
+        self._values = np.empty((capacity, group.dim), group.dtype)
+        self._state = np.empty((capacity, group.state_width), group.dtype)
+        self._grads = np.empty((capacity, group.dim), group.dtype)
+        self.holders = 0
+        self.use(0)
+
+    @property
+    def capacity(self) -> int:
+        return len(self._values)
+
+    def use(self, rows: int) -> None:
+        self.values, self.state, self.grads = self._values[:rows], self._state[:rows], self._grads[:rows]
+
+    def release(self) -> None:
+        """One of the stages that read this buffer is done with it; after the last one it may hold another batch."""
+        self._pool.release(self)
+
+    def abandon(self) -> None:
+        """Nobody will read this buffer any more."""
+        self._pool.release(self, everyone=True)
+
+
+class BufferPool:
+    """The buffers of one group.  Safe from any lane."""
+
+    def __init__(self, group: TableGroup) -> None:
+        self.group = group
+        self.row_bytes = (2 * group.dim + group.state_width) * group.dtype.itemsize
+        self._free: list[RowBuffer] = []
+        self._lock = threading.Lock()
+        self._recent: deque[int] = deque(maxlen=MEMORY)
+        self.bytes = 0
+        """Held now, in use or free."""
+        self.peak = 0
+
+    def take(self, rows: int, holders: int) -> RowBuffer:
+        """A buffer of so many rows, which goes back to the pool after `holders` releases."""
+        with self._lock:
+            self._recent.append(rows)
+            buffer = self._fitting(rows)
+            if buffer is None:
+                buffer = RowBuffer(self, int(rows * ROOM))
+                self.bytes += buffer.capacity * self.row_bytes
+                self.peak = max(self.peak, self.bytes)
+            buffer.holders = holders
+        buffer.use(rows)
+        return buffer
+
+    def release(self, buffer: RowBuffer, everyone: bool = False) -> None:
+        with self._lock:
+            if everyone and buffer.holders == 0:
+                return  # free already
+            buffer.holders -= buffer.holders if everyone else 1
+            assert buffer.holders >= 0, "a buffer was released more often than it is held"
+            if buffer.holders == 0:
+                self._free.append(buffer)
+
+    def _fitting(self, rows: int) -> RowBuffer | None:
+        """A free buffer that fits; those that never will, or are far too large by now, are given back."""
+        largest = int(max(self._recent) * ROOM)
+        kept: list[RowBuffer] = []
+        for buffer in self._free:
+            if buffer.capacity < rows or (buffer.capacity > 2 * largest and len(self._recent) == MEMORY):
+                self.bytes -= buffer.capacity * self.row_bytes
+            else:
+                kept.append(buffer)
+        self._free = kept
+        return self._free.pop() if self._free else None
+
+
+class Buffers:
+    """The pools of all groups under one limit."""
+
+    def __init__(self, groups: list[TableGroup], limit: int | None, batches: int = 2) -> None:
+        self.pools = [BufferPool(group) for group in groups]
+        self.limit = limit
+        self.batches = batches
+        """In context at a time; the limit is for all of them."""
+
+    def take(self, who: str, rows: list[int], holders: int) -> list[RowBuffer]:
+        """One buffer per group, for `who`."""
+        if self.limit is not None:
+            needed = self.batches * sum(n * pool.row_bytes for n, pool in zip(rows, self.pools))
+            if needed > self.limit:
+                raise BufferLimit(
+                    f"{who} needs {needed / 2**20:.1f} MB of row buffers ({self.batches} batches of {sum(rows):,} rows), but "
+                    f"memory.buffer_limit is {self.limit / 2**20:.1f} MB: raise it, lower train.batch_size"
+                    f"{', set pipeline.early_retrieve = false' if self.batches > 2 else ''} or use more workers"
+                )
+        return [pool.take(n, holders) for n, pool in zip(rows, self.pools)]
+
+    @property
+    def bytes(self) -> int:
+        return sum(pool.bytes for pool in self.pools)
+
+    @property
+    def peak(self) -> int:
+        return sum(pool.peak for pool in self.pools)

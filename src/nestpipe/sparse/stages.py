@@ -1,0 +1,367 @@
+"""What the sparse stages do: route, retrieve, sync, embed, grad, accumulate, update, writeback.
+
+Each method does one stage of one batch.  They hold no state of their own beyond the tables; all of a batch's state is in its
+`BatchContext`.  Sums run in one fixed order (micro-batch, then worker, then place), so that every schedule adds the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nestpipe.comm.exchange import Exchange, Traffic
+from nestpipe.comm.world import World
+from nestpipe.data.batch import Batch
+from nestpipe.device.array_pool import ArrayPool
+from nestpipe.keys.dedup import intersect_pairs
+from nestpipe.keys.index import Found
+from nestpipe.keys.window import Window, plan_window, run_of
+from nestpipe.sparse.batch_context import BatchContext
+from nestpipe.sparse.buffers import Buffers, RowBuffer
+from nestpipe.sparse.eviction_state import life_state, restore_lives
+from nestpipe.sparse.evictor import Evicted, Evictor
+from nestpipe.sparse.lookups import GroupLookups
+from nestpipe.sparse.routing import NO_DATA, REFUSED, Routes, route
+from nestpipe.sparse.staleness import Ledger
+from nestpipe.sparse.window_buffer import WindowBuffer, window_bytes
+from nestpipe.tables import kernels
+from nestpipe.tables.disk.tiered_store import DiskTier
+from nestpipe.tables.eviction.horizon import AgreedClock
+from nestpipe.tables.store import make_store
+
+
+class SparseStages:
+    """The sparse side of one worker: its shard of every table group and its talk with the other workers."""
+
+    def __init__(
+        self,
+        world: World,
+        lookups: Sequence[GroupLookups],
+        seed: int,
+        *,
+        tier: DiskTier | None = None,
+        buffer_limit: int | None = None,
+        window_limit: int | None = None,
+        successor_reads: bool = False,
+        early_retrieve: bool = False,
+    ) -> None:
+        self.world = world
+        self.window_limit = window_limit
+        """Bytes of windows of the two batches in flight, above which a batch is deduplicated per micro-batch instead."""
+        self.windows_by_micro = 0
+        """Batches of this worker for which it was so."""
+        self.lookups = list(lookups)
+        self.groups = [l.group for l in lookups]
+        self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
+        self.clock = AgreedClock()
+        began = time.monotonic()
+        self._seconds_before = 0.0
+        self.now: Callable[[], float] = lambda: self._seconds_before + time.monotonic() - began
+        """Seconds of training; worker 0's count."""
+        self.lives = [
+            Evictor(group, world.size, self.clock) if group.life is not None else None for group in self.groups
+        ]
+        """Per group: admission and eviction; None where every key has a row from its first batch on, for ever."""
+        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if early_retrieve else 2)
+        self.blocks = ArrayPool()
+        self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
+        self._holders = 1 + successor_reads + early_retrieve
+        """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the
+        retrieve of the one after it."""
+        self.before_lookup: Callable[[], None] = lambda: None
+        """Called before a lookup outside the schedule: waits until the last step is in the tables."""
+        self.traffic = Traffic()
+        self._route_exchange = Exchange(world, "route", self.traffic)
+        self._row_exchange = Exchange(world, "network", self.traffic)
+        self._side_exchange = Exchange(world, "metrics")
+        """For lookups outside the schedule, whose lanes may be talking at the same time."""
+
+    def plan(self, context: BatchContext) -> None:
+        """Which rows this worker needs, and where each lookup ends.  Talks to nobody: what is wrong with its data shows here.
+
+        The limit looks at the batch alone, so all schedules plan alike.
+        """
+        micros = context.micros
+        if not context.has_data:
+            context.planned = [_nothing(context.micro_batches, self.world.size)] * len(self.groups)
+            context.ends = [np.zeros((0, 0), np.int64)] * len(self.groups)
+            return
+        plans = [lookups.plan(micros, self.world.size) for lookups in self.lookups]
+        if self.window_limit is not None and len(micros) > 1:
+            needed = 2 * sum(window_bytes(window, group) for (window, _), group in zip(plans, self.groups))
+            if needed > self.window_limit:
+                plans = [lookups.plan(micros, self.world.size, by_micro=True) for lookups in self.lookups]
+        context.planned, context.ends = [window for window, _ in plans], [ends for _, ends in plans]
+
+    def route(self, context: BatchContext, exchange: Exchange | None = None) -> None:
+        """Tells the owners what is planned; afterwards the context knows whether the data has ended."""
+        samples = (
+            sum(len(m) for m in context.micros) if context.has_data else NO_DATA if context.refused is None else REFUSED
+        )
+        terms = sum(m.terms() for m in context.micros)
+        exchange = exchange or self._route_exchange
+        context.routes = route(context.planned, terms, samples, context.micro_batches, exchange, self.now())
+        context.planned = []
+
+    def retrieve(self, context: BatchContext) -> None:
+        """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.  Sweeps go before it.
+
+        Those that the previous batch is still changing are left for `sync`; those that the one before it has changed come from
+        its buffer, where it may not be written back yet.  Makes room for the batch's gradients, and for rows and gradients of
+        the window, too.
+        """
+        owned = _routes(context).owned
+        context.buffers = self.buffers.take(f"batch {context.number}", [len(plan) for plan in owned], self._holders)
+        if context.previous is not None:
+            pairs = zip(_routes(context.previous).owned, owned)
+            context.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
+        elsewhere = [places for _, places in context.shared] or [np.empty(0, np.int64)] * len(owned)
+        if context.two_before is not None:
+            elsewhere = [np.concatenate(both) for both in zip(elsewhere, self._copy_from_two_before(context))]
+        self.clock.note(context.number, _routes(context).seconds)
+        context.found = [self._read(context, g, skip) for g, skip in enumerate(elsewhere)]
+        for buffer, (_, places) in zip(context.buffers, context.shared):
+            kernels.poison(buffer.values, places)
+        if self.ledger is not None:
+            self.ledger.poison(context)
+        for buffer in context.buffers:
+            torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
+        self._make_windows(context)
+
+    def _read(self, context: BatchContext, g: int, skip: np.ndarray) -> Found:
+        """The rows of one group, but for those at `skip`, which come from other batches' buffers."""
+        store, plan, buffer, life = self.stores[g], _routes(context).owned[g], context.buffers[g], self.lives[g]
+        if life is None:
+            return store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state, skip)
+        before = _routes(context.previous).owned[g] if context.previous is not None else None
+        found = life.retrieve(store, plan, buffer, skip, context.number, before, _routes(context).seconds)
+        if self.ledger is not None:
+            context.forgotten.append((g, *life.condemned_by(store, context.number)))
+        return found
+
+    def _copy_from_two_before(self, context: BatchContext) -> list[np.ndarray]:
+        """Rows of the batch before the previous one which that does not touch.  Returns, per group, their places here."""
+        assert context.two_before is not None
+        before, filled = context.two_before, []
+        for old, new, theirs, mine, (_, shared) in zip(
+            before.buffers, context.buffers, _routes(before).owned, _routes(context).owned, context.shared
+        ):
+            places, here = intersect_pairs(theirs.tables, theirs.keys, mine.tables, mine.keys)
+            changing = np.zeros(len(mine), np.bool_)
+            changing[shared] = True
+            final = ~changing[here]
+            places, here = places[final], here[final]
+            _copy_rows(old, places, new, here)
+            filled.append(here)
+            old.release()
+        context.two_before = None
+        return filled
+
+    def sync(self, context: BatchContext) -> None:
+        """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen."""
+        if context.previous is not None:
+            for old, new, (places, mine) in zip(context.previous.buffers, context.buffers, context.shared):
+                _copy_rows(old, places, new, mine)
+                old.release()
+            context.previous = None
+        if self.ledger is not None:
+            self.ledger.forget(context)
+            self.ledger.verify(context)
+
+    def _make_windows(self, context: BatchContext) -> None:
+        pairs = zip(_routes(context).windows, self.groups)
+        context.windows = [WindowBuffer(window, group, self.blocks) for window, group in pairs]
+
+    def embed(self, context: BatchContext, micro: int, exchange: Exchange | None = None) -> None:
+        """Rows first used in `micro`: from the owners' buffers into the requesters' windows."""
+        routes, me = _routes(context), self.world.rank
+        sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        for buffer, rooms, plan, window in zip(context.buffers, context.windows, routes.owned, routes.windows):
+            room = rooms.open(micro)
+            for peer in range(self.world.size):
+                start, stop = window.first_range(micro, peer)
+                target = room.rows[start - room.begin : stop - room.begin]
+                first, end = run_of(plan.embed_ends, micro, peer)
+                if peer != me:
+                    receives[peer].append(target)
+                    target = torch.from_numpy(
+                        self.blocks.take((end - first, buffer.values.shape[1]), buffer.values.dtype)
+                    )
+                    sends[peer].append(target)
+                kernels.gather(buffer.values, plan.embed_rows[first:end], target.numpy())
+        (exchange or self._row_exchange).exchange(sends, receives)
+
+    def grad(self, context: BatchContext, micro: int) -> None:
+        """Summed gradients of the rows last used in `micro`: from the requesters' windows to the owners."""
+        routes, me = _routes(context), self.world.rank
+        sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
+        context.arrived[micro] = []
+        for rooms, plan, window in zip(context.windows, routes.owned, routes.windows):
+            room = rooms.of(micro)
+            begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
+            dtype = room.grads.numpy().dtype
+            arrived = torch.from_numpy(self.blocks.take((stop - begin, room.grads.shape[1]), dtype))
+            for peer in range(self.world.size):
+                first, end = run_of(plan.grad_ends, micro, peer)
+                target = arrived[first - begin : end - begin]
+                start, last = window.last_range(micro, peer)
+                if peer != me:
+                    receives[peer].append(target)
+                    target = torch.from_numpy(self.blocks.take((last - start, room.grads.shape[1]), dtype))
+                    sends[peer].append(target)
+                order = window.last_order[start:last]
+                kernels.gather(room.grads.numpy(), order - room.begin if room.begin else order, target.numpy())
+            context.arrived[micro].append(arrived.numpy())
+            rooms.close(micro)
+        self._row_exchange.exchange(sends, receives)
+
+    def accumulate(self, context: BatchContext, micro: int) -> None:
+        """Adds the gradients that came with `micro` to the owner's sums, worker after worker.
+
+        The last one leaves their sum of squares, so that `agree`, for which everybody waits, need not look at them again.
+        """
+        for buffer, plan, arrived in zip(context.buffers, _routes(context).owned, context.arrived.pop(micro)):
+            begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
+            kernels.scatter_add(arrived, plan.grad_rows[begin:stop], buffer.grads)
+        if micro == context.micro_batches - 1:
+            context.row_squares = float(sum(kernels.sum_of_squares(buffer.grads) for buffer in context.buffers))
+
+    def scale(self, context: BatchContext, factor: float) -> None:
+        for buffer in context.buffers:
+            kernels.scale(buffer.grads, np.array([factor], buffer.grads.dtype))
+
+    def update(self, context: BatchContext, rate: Callable[[int], float]) -> None:
+        """One optimizer step on every row of the buffer that is admitted."""
+        for group, buffer, life in zip(self.groups, context.buffers, self.lives):
+            lr = group.optimizer.lr * rate(context.number)
+            if life is None:
+                group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, context.number + 1)
+            else:
+                life.update(buffer, context.number, lr)
+        if self.ledger is not None:
+            self.ledger.stamp(context)
+
+    def writeback(self, context: BatchContext) -> None:
+        """The buffer's rows and optimizer state back to the store; new keys get their row here, and evicted ones lose it."""
+        self.windows_by_micro += any(window.by_micro for window in _routes(context).windows)
+        parts = zip(self.stores, context.buffers, _routes(context).owned, context.found, self.lives)
+        for store, buffer, plan, found, life in parts:
+            if life is None:
+                store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
+            else:
+                life.writeback(store, plan, buffer, found, context.number)
+            buffer.release()
+
+    def drop(self, context: BatchContext) -> None:
+        """Frees the buffers of a batch that failed and will not be trained, and those that only it would have read from; keeps
+        what its sweep would have evicted."""
+        for life in self.lives:
+            if life is not None:
+                life.drop(context.number)
+        unread = context.two_before.buffers if context.two_before is not None else []
+        for buffer in (*context.buffers, *unread):
+            buffer.abandon()
+
+    def evicted(self) -> dict[str, int]:
+        """How many keys each table has lost on this worker; tables that cannot lose any are not there."""
+        pairs = [(life, group) for life, group in zip(self.lives, self.groups) if life is not None and life.life.sweeps]
+        return {t.name: int(life.counts[n]) for life, group in pairs for n, t in enumerate(group.tables)}
+
+    def horizons(self) -> list[tuple[int, int]]:
+        """What minutes came to in the sweeps so far, as `EvictionPolicy.ttl_horizons` takes it; of the first tables."""
+        return next((life.horizons for life in self.lives if life is not None and life.life.by_the_clock), [])
+
+    def life_state(self, before: int) -> dict[str, Any]:
+        """What a checkpoint keeps of admission and eviction beside rows, of batches before `before`; {} where there is none."""
+        return life_state(self.lives, self.clock, self.now(), before)
+
+    def restore_life(self, state: dict[str, Any]) -> None:
+        """Takes up what `life_state` gave on all workers, summed, once rows are there.  ValueError if it is of other tables."""
+        if self.ledger is not None:
+            # Rows begin anew with the process; keys that wait are stamped by what is known of them.
+            for g, store in enumerate(self.stores):
+                if store.sightings is not None:
+                    tables, keys, slots = store.sightings.index.items()
+                    self.ledger.recall(g, tables, keys, store.sightings.life[slots, 1] + 1)
+        self._seconds_before = restore_lives(self.lives, self.clock, state, self.world.rank == 0)
+
+    def take_evicted(self) -> list[Evicted]:
+        """What was evicted on this worker since the last call; whoever never asks keeps 8 bytes of every evicted key."""
+        return [evicted for life in self.lives if life is not None for evicted in life.take_evicted()]
+
+    def close(self) -> None:
+        """Gives back what the stores hold outside memory."""
+        for store in self.stores:
+            store.close()
+
+    def look_up(self, batch: Batch | None) -> BatchContext:
+        """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""
+        context = BatchContext(-1, [batch] if batch is not None else [], has_data=batch is not None)
+        self.plan(context)
+        self.route(context, self._side_exchange)
+        if not context.ended:
+            self._fetch(context)
+        return context
+
+    def _fetch(self, context: BatchContext) -> None:
+        """The rows of a routed context outside the schedule: nothing will be written back."""
+        owned = _routes(context).owned
+        context.buffers = self.buffers.take("a lookup", [len(plan) for plan in owned], holders=1)
+        for store, plan, buffer in zip(self.stores, owned, context.buffers):
+            store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state)
+        self._make_windows(context)
+        self.embed(context, 0, self._side_exchange)
+        for buffer in context.buffers:
+            buffer.release()
+
+    def rows_of(self, table: str, keys: np.ndarray) -> torch.Tensor:
+        """Current rows [n, D] of any keys of one table (first values where there is no row).  All workers call it together."""
+        keys = np.asarray(keys)
+        if keys.ndim != 1 or not (keys.size == 0 or np.issubdtype(keys.dtype, np.integer)):
+            raise ValueError(f"rows takes one row of whole-number keys, not {keys.dtype} of shape {keys.shape}")
+        group, number = self.place_of(table)
+        windows = [_nothing(1, self.world.size) for _ in self.groups]
+        windows[group] = plan_window(
+            np.ascontiguousarray(keys, np.int64),
+            np.array([len(keys)]),
+            np.array([number], np.uint16),
+            np.zeros(1, np.int32),
+            1,
+            self.world.size,
+        )
+        context = BatchContext(-1, has_data=True)
+        context.routes = route(windows, 0.0, 0, 1, self._side_exchange)
+        self._fetch(context)
+        return context.windows[group].of(0).rows[torch.from_numpy(windows[group].inverse).long()]
+
+    def place_of(self, table: str) -> tuple[int, int]:
+        """Group and number of a table."""
+        for g, group in enumerate(self.groups):
+            for number, config in enumerate(group.tables):
+                if config.name == table:
+                    return g, number
+        names = ", ".join(t.name for group in self.groups for t in group.tables)
+        raise ValueError(f"no table {table!r} in this model; it has {names}")
+
+
+def _copy_rows(old: RowBuffer, places: np.ndarray, new: RowBuffer, mine: np.ndarray) -> None:
+    kernels.copy_rows(old.values, places, new.values, mine)
+    if new.state.shape[1]:
+        kernels.copy_rows(old.state, places, new.state, mine)
+
+
+def _routes(context: BatchContext) -> Routes:
+    assert context.routes is not None, f"batch {context.number} has not been routed"
+    return context.routes
+
+
+def _nothing(micros: int, workers: int) -> Window:
+    return plan_window(
+        np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int32), micros, workers
+    )

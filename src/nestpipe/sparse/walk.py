@@ -1,0 +1,85 @@
+"""A walk over all rows of a table, on all workers, in ascending order of keys, with bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nestpipe.comm.exchange import Exchange
+from nestpipe.sparse.stages import SparseStages
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Keys [n], values [n, D], state [n, S]."""
+
+
+class ByTable(Protocol):
+    """What one can walk over."""
+
+    def rows_of(self, table: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+def walk(stages: SparseStages, table: str, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
+    """Yields rows in order of keys on worker 0 and nothing elsewhere; all workers must go through it together."""
+    group, number = stages.place_of(table)
+    return _walk(stages, stages.stores[group], number, chunk_rows)
+
+
+def walk_waiting(stages: SparseStages, table: str, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
+    """The same over keys that have no row yet: (sightings, last batch) [n, 2] in place of values, and no state."""
+    group, number = stages.place_of(table)
+    sightings = stages.stores[group].sightings
+    return _walk(stages, sightings, number, chunk_rows) if sightings is not None else iter(())
+
+
+def _walk(stages: SparseStages, store: ByTable, number: int, chunk_rows: int) -> Iterator[Rows]:
+    """All workers must go through it together.
+
+    In every round each worker says how far `chunk_rows` rows would take it; all send what lies below the least of these
+    keys, so nobody ever sends more than that.
+    """
+    exchange = Exchange(stages.world, "metrics")
+    keys, slots = store.rows_of(number)
+    at = 0
+    last = np.iinfo(np.int64).max
+    while True:
+        reach = int(keys[at + chunk_rows - 1]) if at + chunk_rows <= len(keys) else last
+        bound = torch.tensor([reach])
+        exchange.all_reduce(bound, dist.ReduceOp.MIN)
+        stop = at + int(np.searchsorted(keys[at:], int(bound), side="right"))
+        part = slots[at:stop]
+        mine = (keys[at:stop], *store.read(part))
+        at = stop
+        everybody = _to_first(exchange, mine)
+        if everybody is not None and len(everybody[0]):
+            yield everybody
+        if int(bound) == last:
+            return
+
+
+def _to_first(exchange: Exchange, mine: Rows) -> Rows | None:
+    world = exchange.world
+    counts = [torch.tensor([len(mine[0])]) for _ in range(world.size)]
+    none: list[list[torch.Tensor]] = [[] for _ in range(world.size)]
+    first = world.rank == 0
+    outgoing = [[counts[0]] if peer == 0 and not first else [] for peer in range(world.size)]
+    incoming = [[counts[peer]] if first and peer else [] for peer in range(world.size)]
+    exchange.exchange(outgoing, incoming)
+    if not first:
+        exchange.exchange(
+            [[torch.from_numpy(part) for part in mine] if peer == 0 else [] for peer in range(world.size)], none
+        )
+        return None
+    parts: list[Rows] = [mine]
+    for peer in range(1, world.size):
+        n = int(counts[peer])
+        parts.append(tuple(np.empty((n, *part.shape[1:]), part.dtype) for part in mine))  # type: ignore[arg-type]
+    exchange.exchange(none, [[torch.from_numpy(a) for a in part] if peer else [] for peer, part in enumerate(parts)])
+    keys = np.concatenate([part[0] for part in parts])
+    order = np.argsort(keys)
+    values = np.concatenate([part[1] for part in parts])[order]
+    return keys[order], values, np.concatenate([part[2] for part in parts])[order]

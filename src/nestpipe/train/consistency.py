@@ -1,0 +1,39 @@
+"""What every worker must have found the same by itself, and what each knows a part of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.world import World
+
+
+class NotConsistent(ValueError):
+    """Workers see different files; the message is one line, and the same on all of them."""
+
+
+def together(world: World, mine: Mapping[str, int]) -> dict[str, int]:
+    """What workers have by name, in one; all call it together."""
+    everyone: list[Mapping[str, int]] = [mine]
+    if world.size > 1:
+        everyone = [{}] * world.size
+        dist.all_gather_object(everyone, dict(mine), group=world.groups["metrics"])
+    return {name: count for one in everyone for name, count in one.items()}
+
+
+def check_consistent(world: World, **found: object) -> None:
+    """NotConsistent, on all workers, unless each of these is the same on every one."""
+    mine = [int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "little") for value in found.values()]
+    both = torch.tensor([*mine, *(-number for number in mine)])
+    Exchange(world, "metrics").all_reduce(both, dist.ReduceOp.MAX)
+    highest, lowest = both[: len(mine)], -both[len(mine) :]
+    for name, high, low in zip(found, highest.tolist(), lowest.tolist()):
+        if high != low:
+            raise NotConsistent(
+                f"workers see different {name.replace('_', ' ')}: all need the same files, at the same paths; "
+                "look for a machine whose disk is not the shared one, or has old copies"
+            )

@@ -1,6 +1,0 @@
-"""Tests of the command line use the helpers of tests/ too (workers, training)."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
