@@ -24,10 +24,10 @@ import torch.distributed as dist
 from nestpipe import Batch, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
+from nestpipe.config.micro_batches import AUTO
 from nestpipe.lab.limits import leave_out
 from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, Workload
 from nestpipe.models.timed import Timed
-from nestpipe.pipeline.micro_plan import AUTO
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore
 from nestpipe.train.tracing import write_trace
@@ -57,14 +57,14 @@ OURS: dict[str, Any] = {
 
 def launch_ahead(pipeline: TrainPipeline, model: Timed) -> None:
     """The stand-in begins with a micro-batch when its rows are there and the dense step is taken, as a stream does by events."""
-    spans, compute = pipeline.engine.timeline.spans, pipeline.engine.stage("compute")
+    spans, compute = pipeline.timeline.spans, pipeline.stage("compute")
 
     def launched(context: BatchContext, micro: int) -> None:
         waited_for = (("embed", context.number, micro), ("step", context.number - 1, -1))
         model.device.inputs_at = max((spans[name].stop for name in waited_for if name in spans), default=None)
         compute(context, micro)
 
-    pipeline.engine.replace(compute=launched)
+    pipeline.replace_stages(compute=launched)
 
 
 class Saving:
@@ -123,7 +123,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
     losses = [_step(pipeline, data) for _ in range(config["warmup"])]
     saving = Saving(pipeline, config["checkpoint_every"], folder / "checkpoints")
     turns.done(0)
-    timeline, stages = pipeline.engine.timeline, Stages()
+    timeline, stages = pipeline.timeline, Stages()
     step_s: list[list[float]] = []
     window_s, cpu_s, sent = [], [], 0
     before = disk_rows(pipeline)
@@ -131,7 +131,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
         turns.wait(turn)
         losses.append(_step(pipeline, data))  # finds the caches full of others' data: not timed
         timeline.restart()
-        already = pipeline.sparse.traffic.bytes_sent
+        already = pipeline.traffic.bytes_sent
         if world.size > 1:
             dist.barrier()
         cpu, start = time.process_time(), time.perf_counter()
@@ -148,7 +148,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
         pipeline.settle()  # what was read ahead must not be free of charge, running while others have their turn
         window_s.append(time.perf_counter() - start)
         cpu_s.append(time.process_time() - cpu)
-        sent += pipeline.sparse.traffic.bytes_sent - already
+        sent += pipeline.traffic.bytes_sent - already
         turns.done(turn)
     rows = _per_step(disk_rows(pipeline), before, (config["steps"] + 1) * config["turns"])
     if config["trace"] is not None:
@@ -162,7 +162,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
         "stages": stages.mean(),
         "bytes_sent": sent / (config["steps"] * config["turns"]),
         "disk_rows": rows,
-        "micro_batches_chosen": pipeline.plan.choices,
+        "micro_batches_chosen": pipeline.micro_batch_choices,
         "buckets": pipeline.options.buckets,
         "checkpoints": [vars(saved) for saved in saving.saved],
     }
@@ -170,7 +170,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
 
 def disk_rows(pipeline: TrainPipeline) -> dict[str, int]:
     """Rows that the disk tier has read, written, and written again to make room."""
-    logs = [store.disk for store in pipeline.sparse.stores if isinstance(store, TieredRowStore)]
+    logs = [store.disk for store in pipeline.stores if isinstance(store, TieredRowStore)]
     return {what: sum(getattr(log, f"rows_{what}") for log in logs) for what in ("read", "written", "moved")}
 
 

@@ -45,8 +45,8 @@ class DLRMWorkload:
     def fill_tables(self, pipeline: TrainPipeline) -> None:
         """Gives every table the rows that the peers start from, so that losses can be compared."""
         for feature, name in enumerate(self._names):
-            group, number = pipeline.sparse.place_of(name)
-            store = pipeline.sparse.stores[group]
+            group, number = pipeline.place_of(name)
+            store = pipeline.stores[group]
             keys = np.arange(self._config["ids"], dtype=np.int64)
             tables = np.full(len(keys), number, np.uint16)
             mine = owners_of(tables, keys, pipeline.world.size) == pipeline.world.rank
