@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from nestpipe import Batch, KeyedJaggedTensor, TrainPipeline
+from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.keys import owners_of
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.models.timed import Timed, TimedConfig
+from nestpipe.pipeline import TrainPipeline
 
 
 class Workload(Protocol):

@@ -103,8 +103,7 @@ class TrainPipeline:
             tier=tier,
             buffer_limit=buffer_limit,
             window_limit=window_limit,
-            successor_reads=self._looks_ahead,
-            early_retrieve=self.options.early_retrieve and self._looks_ahead,
+            buffer_readers=1 + self._looks_ahead + (self._looks_ahead and self.options.early_retrieve),
             stamped=check_staleness,
             traffic=traffic,
         )

@@ -48,8 +48,7 @@ class SparseStages:
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         window_limit: int | None = None,
-        successor_reads: bool = False,
-        early_retrieve: bool = False,
+        buffer_readers: int = 1,
         traffic: Traffic | None = None,
     ) -> None:
         self.world = world
@@ -69,10 +68,10 @@ class SparseStages:
             Evictor(group, world.size, self.clock) if group.life is not None else None for group in self.groups
         ]
         """Per group: admission and eviction; None where every key has a row from its first batch on, for ever."""
-        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if early_retrieve else 2)
+        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if buffer_readers == 3 else 2)
         self.blocks = ArrayPool()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
-        self._holders = 1 + successor_reads + early_retrieve
+        self._holders = buffer_readers
         """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the
         retrieve of the one after it."""
         self.before_lookup: Callable[[], None] = lambda: None
