@@ -95,7 +95,7 @@ def verify(
 
 
 def _with(recipe: Recipe, schedule: str) -> Recipe:
-    return replace(recipe, pipeline=replace(recipe.pipeline, schedule=schedule))
+    return replace(recipe, pipeline=recipe.pipeline.changed(schedule=schedule))
 
 
 def _run(recipe: Recipe, steps: int, world: World, tell: Callable[[float], None], check_staleness: bool = False) -> Run:
