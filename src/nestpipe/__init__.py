@@ -10,11 +10,12 @@ from nestpipe.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from nestpipe.comm.world import World
+    from nestpipe.config.pipeline import PipelineConfig
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
     from nestpipe.nn.collections import EmbeddingBagCollection, EmbeddingCollection
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
-    from nestpipe.pipeline.pipeline import Progress, TrainPipeline
+    from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
     from nestpipe.tables.eviction.policy import EvictionPolicy
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
@@ -33,7 +34,8 @@ _HOME = {
     "KeyedTensor": "nestpipe.data.jagged",
     "DeferredLinear": "nestpipe.nn.deferred",
     "DeferredStack": "nestpipe.nn.deferred",
-    "Progress": "nestpipe.pipeline.pipeline",
+    "PipelineConfig": "nestpipe.config.pipeline",
+    "Progress": "nestpipe.pipeline.progress",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
     "EvictionPolicy": "nestpipe.tables.eviction.policy",
     "TrainPipeline": "nestpipe.pipeline.pipeline",
@@ -55,6 +57,7 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "PipelineConfig",
     "Progress",
     "RowWiseAdagrad",
     "TrainPipeline",
