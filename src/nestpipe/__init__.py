@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
     from nestpipe.pipeline.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
-    from nestpipe.tables.eviction.policy import EvictionPolicy
+    from nestpipe.tables.eviction.policy import EvictionPolicy, TableLife
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 
 _HOME = {
@@ -36,6 +36,7 @@ _HOME = {
     "Progress": "nestpipe.pipeline.pipeline",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
     "EvictionPolicy": "nestpipe.tables.eviction.policy",
+    "TableLife": "nestpipe.tables.eviction.policy",  # old name of EvictionPolicy
     "TrainPipeline": "nestpipe.pipeline.pipeline",
     "World": "nestpipe.comm.world",
 }
@@ -57,6 +58,7 @@ __all__ = [
     "KeyedTensor",
     "Progress",
     "RowWiseAdagrad",
+    "TableLife",
     "TrainPipeline",
     "World",
     "__version__",

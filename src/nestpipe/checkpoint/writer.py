@@ -32,7 +32,7 @@ from nestpipe.checkpoint.tensors import check_kinds, write_tensors
 from nestpipe.checkpoint.worker_state import clone_worker
 from nestpipe.comm.exchange import Exchange
 from nestpipe.pipeline.pipeline import TrainPipeline
-from nestpipe.sparse.eviction_state import summed
+from nestpipe.sparse.eviction_state import sum_over_workers
 from nestpipe.tables.snapshot import Snapshot
 
 SHARD_BYTES = 1 << 26
@@ -120,7 +120,7 @@ class CheckpointWriter:
             dense=clone_dense(self.pipeline) if self.pipeline.world.rank == 0 else {},
             own=clone_worker(self.pipeline),
             rows=[len(kept) for kept in self._kept],
-            life=self.pipeline.sparse.life_state(self.pipeline.next_batch),
+            life=self.pipeline.sparse.eviction_state(self.pipeline.next_batch),
             data=data,
             about=dict(about),
         )
@@ -251,7 +251,7 @@ class CheckpointWriter:
             groups,
             job.base,
             data={**job.data, **shared},
-            life=summed(lives),
+            life=sum_over_workers(lives),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **job.about,
         )

@@ -169,7 +169,7 @@ class TrainPipeline:
             self._late is not None,
             host_computes(model) if early_prepare is None else early_prepare,
             early_retrieve,
-            any(life is not None and life.life.sweeps for life in self.sparse.lives),
+            any(e is not None and e.policy.sweeps for e in self.sparse.evictors),
         )
         watches = early_reduce and schedule != "serial" and self._late is None
         self._watch = BackwardWatch(self.dense.buckets) if watches else None
@@ -197,7 +197,9 @@ class TrainPipeline:
 
     def _retrieves_early(self, wanted: bool | None, tier: DiskTier | None) -> bool:
         """Where a disk makes writeback long; not where a sweep has to see what writeback has written."""
-        sweeps = any(table.life is not None and table.life.sweeps for c in self._collections for table in c.tables)
+        sweeps = any(
+            table.eviction is not None and table.eviction.sweeps for c in self._collections for table in c.tables
+        )
         if wanted and sweeps:
             raise ValueError(
                 "pipeline.early_retrieve must be false, or left out, where tables evict rows (ttl, max_rows)"

@@ -25,7 +25,7 @@ def digest(pipeline: TrainPipeline) -> str:
     names = sorted((t.name, g) for g, group in enumerate(pipeline.sparse.groups) for t in group.tables)
     for name, g in names:
         group = pipeline.sparse.groups[g]
-        lives = group.life is not None
+        lives = group.eviction is not None
         sha.update(
             (b"table that lives\0" if lives else b"table\0") + name.encode() + b"\0" + group.dtype.name.encode() + b"\0"
         )
@@ -40,7 +40,7 @@ def digest(pipeline: TrainPipeline) -> str:
             if group.optimizer_width:
                 packed["state"] = state[:, : group.optimizer_width]
             if lives:
-                packed["life"] = group.life_in(state)
+                packed["life"] = group.eviction_columns(state)
             sha.update(packed.tobytes())
             rows += len(keys)
         sha.update(np.array([rows], "<u8").tobytes())

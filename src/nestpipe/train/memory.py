@@ -22,7 +22,7 @@ def memory_of(sparse: SparseStages) -> dict[str, int]:
         "table_bytes": sum(store.nbytes() for store in sparse.stores),
         "buffer_bytes": sparse.buffers.bytes,
     }
-    waiting = [store.sightings for store in sparse.stores if store.sightings is not None]
+    waiting = [store.frequencies for store in sparse.stores if store.frequencies is not None]
     if waiting:
         memory["waiting_keys"] = sum(len(sightings) for sightings in waiting)
     if sparse.ledger is not None:

@@ -167,7 +167,7 @@ def train(
         "digest": digest(pipeline),
         "seed": recipe.train.seed,
         "rows": sum(len(store) for store in pipeline.sparse.stores),
-        "waiting": sum(len(s.sightings) for s in pipeline.sparse.stores if s.sightings is not None),
+        "waiting": sum(len(s.frequencies) for s in pipeline.sparse.stores if s.frequencies is not None),
         "evicted": sum_over_workers(pipeline.sparse.evicted(), world),
         "ttl_horizons": [list(pair) for pair in pipeline.sparse.horizons() if pair[0] < pipeline.next_batch],
         "bytes_sent": pipeline.sparse.traffic.bytes_sent,
