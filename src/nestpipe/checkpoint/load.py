@@ -111,7 +111,7 @@ def _check_counts(world: World, kept: list[Kept], last: Checkpoint) -> None:
 
 def restore_life(sparse: SparseStages, last: Checkpoint) -> None:
     try:
-        sparse.restore_eviction(last.manifest.life)
+        sparse.restore_eviction(last.manifest.life)  # the field keeps its stored name
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{last.path}: life of its tables is not to be read ({error}); {OTHERWISE}") from None
 

@@ -1,8 +1,7 @@
 """The sparse stages: route, retrieve, sync, embed, grad, accumulate, update, writeback.
 
-Each method does one stage of one batch.  Beyond the tables they keep no state: all state of a batch is in its
-`BatchContext`. Sums run in one fixed order (micro-batch, then worker, then place), so that every schedule adds in the
-same order.
+Each method does one stage of one batch.  All state of a batch is in its `BatchContext`; only the tables outlive it.
+Sums run in one fixed order (micro-batch, then worker, then place), so every schedule adds in the same order.
 """
 
 from __future__ import annotations
@@ -280,7 +279,7 @@ class SparseStages:
         return {t.name: int(e.counts[n]) for e in evictors for n, t in enumerate(e.group.tables)}
 
     def horizons(self) -> list[tuple[int, int]]:
-        """What `ttl_minutes` decided so far, as `EvictionPolicy.ttl_horizons` takes it; of the first such group."""
+        """What `ttl_minutes` decided so far, as `EvictionPolicy.ttl_horizons` takes it; of the first group with a clock."""
         return next((e.horizons for e in self.evictors if e is not None and e.policy.by_the_clock), [])
 
     def eviction_state(self, before: int) -> dict[str, Any]:

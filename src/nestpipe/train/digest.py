@@ -25,7 +25,7 @@ def digest(pipeline: TrainPipeline) -> str:
     names = sorted((t.name, g) for g, group in enumerate(pipeline.sparse.groups) for t in group.tables)
     for name, g in names:
         group = pipeline.sparse.groups[g]
-        lives = group.eviction is not None
+        lives = group.eviction is not None  # "lives" and "life": the words of the digest's layout, which is fixed
         sha.update(
             (b"table that lives\0" if lives else b"table\0") + name.encode() + b"\0" + group.dtype.name.encode() + b"\0"
         )

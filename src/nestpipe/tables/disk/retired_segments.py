@@ -1,7 +1,7 @@
 """Retired segments: no row is in them any more, but a read may still be using them.
 
-A read looks up the places of its rows first and reads them later.  Rows may move in between and leave their segments
-empty. The bytes of these segments must stay until the read ends.
+A read looks up the places of its rows first and reads them later.  In between, rows may move and leave their segments
+empty.  The bytes of these segments must stay until the read ends.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import deque
 class RetiredSegments:
     """Used by one reader, one read at a time, and one writer.
 
-    Looking up places and `begin_read` must happen under one lock, and so must moving rows and `retire`, under the same
-    lock. Then a read that begins after `retire` cannot know the retired segment.
+    The reader must look up places and call `begin_read` under one lock, and the writer must move rows and call `retire`
+    under the same lock.  Then a read that begins after `retire` does not use the retired segment.
     """
 
     def __init__(self) -> None:

@@ -51,9 +51,9 @@ def warm_up_disk(group: TableGroup, tier: DiskTier) -> None:
 class TieredRowStore(KeyedRows):
     """Bit-equal to `RowStore`, with at most `tier.dram_rows` rows in DRAM, plus the index and locations of all rows.
 
-    A row is either in DRAM or on disk, never in both: only trained rows enter DRAM, so a copy on disk would be stale at
-    once. `retrieve` and `read` change nothing.  Any thread may call.  One thread reads and one writes at a time, and
-    neither waits for the other's I/O: `disk.moving` is held only while locations in memory change or are looked up.
+    A row is either in DRAM or on disk, never in both: only trained rows enter DRAM, so the copy on disk would be stale.
+    `retrieve` and `read` change nothing.  Any thread may call.  One thread reads and one writes at a time, and neither
+    waits for the other's I/O: `disk.moving` is held only while locations in memory change or are looked up.
     """
 
     def __init__(

@@ -12,7 +12,8 @@ from nestpipe.tables.snapshot import Changes, Snapshot, Values
 class FrequencyTable:
     """Usage (frequency, last batch) by (table, key) of keys that wait for admission.
 
-    A key that has a row keeps its usage in the row's state instead.
+    A key that has a row keeps its usage in the row's state instead.  Checkpoints store this table under the old name
+    `sightings`.
     """
 
     def __init__(self) -> None:

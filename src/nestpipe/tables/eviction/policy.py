@@ -12,15 +12,15 @@ MAX_FREQUENCY = 2**30
 
 @dataclass(frozen=True)
 class EvictionPolicy:
-    """Admission and eviction of one table.  Tables with equal policies can share a group.
+    """Admission and eviction of one table.  Only tables with equal policies can share a group.
 
-    The frequency of a key is the number of batches that it occurred in; workers and repetitions within a batch do not
-    count. A sweep runs before every batch whose number is a multiple of `sweep_every`, except batch 0.  It looks at the
-    rows as the batch before left them, and it never evicts the keys of that batch.
+    The frequency of a key is the number of batches that it occurred in, on any worker and however often.  A sweep runs
+    before every batch whose number is a multiple of `sweep_every`, except batch 0.  It looks at the rows as the batch
+    before left them, and it never evicts the keys of that batch.
     """
 
     admit_after: int = 1
-    """Frequency at which a key gets a row and is trained.  Until then it reads its first value."""
+    """Frequency at which a key gets a row and is trained.  Before, it reads its first value; gradients are dropped."""
     ttl_steps: int | None = None
     """A sweep evicts keys that none of the last `ttl_steps` batches touched."""
     ttl_minutes: float | None = None
