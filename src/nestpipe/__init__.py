@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
     from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
-    from nestpipe.tables.eviction.policy import EvictionPolicy
+    from nestpipe.tables.eviction.policy import EvictionPolicy, TableLife
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 
 _HOME = {
@@ -38,6 +38,7 @@ _HOME = {
     "Progress": "nestpipe.pipeline.progress",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
     "EvictionPolicy": "nestpipe.tables.eviction.policy",
+    "TableLife": "nestpipe.tables.eviction.policy",  # old name of EvictionPolicy
     "TrainPipeline": "nestpipe.pipeline.pipeline",
     "World": "nestpipe.comm.world",
 }
@@ -60,6 +61,7 @@ __all__ = [
     "PipelineConfig",
     "Progress",
     "RowWiseAdagrad",
+    "TableLife",
     "TrainPipeline",
     "World",
     "__version__",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.pipeline import TrainPipeline
-from nestpipe.tables.eviction.frequency import Sightings
+from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.train.build import make_pipeline, open_source, train_stream
 from nestpipe.train.digest import dense_state
 
@@ -157,22 +157,22 @@ def _row_difference(serial: Run, other: Run) -> Difference | None:
                 b.read(b_slots[at : at + CHUNK]),
             )
             pairs = [("rows", a_values, b_values), ("state", a_state[:, :width], b_state[:, :width])]
-            if a.group.life is not None:
-                left, right = (a.group.life_in(state).astype(np.float64) for state in (a_state, b_state))
+            if a.group.eviction is not None:
+                left, right = (a.group.eviction_columns(state).astype(np.float64) for state in (a_state, b_state))
                 pairs.append(("life", left, right))
             for what, left, right in pairs:
                 found = _unequal(left, right)
                 if found is not None:
                     i, j = found
                     return Difference(what, name, int(a_keys[at + i]), steps, float(left[i, j]), float(right[i, j]))
-        if a.sightings is not None and b.sightings is not None:
-            waiting = _waiting_difference(a.sightings, b.sightings, number, name, steps)
+        if a.frequencies is not None and b.frequencies is not None:
+            waiting = _waiting_difference(a.frequencies, b.frequencies, number, name, steps)
             if waiting is not None:
                 return waiting
     return None
 
 
-def _waiting_difference(a: Sightings, b: Sightings, number: int, name: str, steps: int) -> Difference | None:
+def _waiting_difference(a: FrequencyTable, b: FrequencyTable, number: int, name: str, steps: int) -> Difference | None:
     """In what is known of keys that have no row yet."""
     (a_keys, a_slots), (b_keys, b_slots) = a.rows_of(number), b.rows_of(number)
     if not np.array_equal(a_keys, b_keys):
