@@ -10,6 +10,7 @@ from nestpipe.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from nestpipe.comm.world import World
+    from nestpipe.config.eviction import EvictionPolicy, TableLife
     from nestpipe.config.pipeline import PipelineConfig
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
     from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
-    from nestpipe.tables.eviction.policy import EvictionPolicy, TableLife
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 
 _HOME = {
@@ -37,8 +37,8 @@ _HOME = {
     "PipelineConfig": "nestpipe.config.pipeline",
     "Progress": "nestpipe.pipeline.progress",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
-    "EvictionPolicy": "nestpipe.tables.eviction.policy",
-    "TableLife": "nestpipe.tables.eviction.policy",  # old name of EvictionPolicy
+    "EvictionPolicy": "nestpipe.config.eviction",
+    "TableLife": "nestpipe.config.eviction",  # old name of EvictionPolicy
     "TrainPipeline": "nestpipe.pipeline.pipeline",
     "World": "nestpipe.comm.world",
 }

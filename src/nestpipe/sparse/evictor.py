@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nestpipe.config.eviction import MAX_FREQUENCY
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab
 from nestpipe.sparse.buffers import RowBuffer
 from nestpipe.sparse.routing import OwnerPlan
 from nestpipe.tables.eviction import kernels as kernels
 from nestpipe.tables.eviction.horizon import AgreedClock
-from nestpipe.tables.eviction.policy import MAX_FREQUENCY
 from nestpipe.tables.eviction.sweep import Sweep
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows

@@ -8,6 +8,7 @@ import numpy as np
 
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.data.kernels import take_samples
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import plan_window
@@ -18,7 +19,6 @@ from nestpipe.sparse.routing import OwnerPlan, route
 from nestpipe.tables import kernels
 from nestpipe.tables.disk.tiered_store import DiskTier, warm_up_disk
 from nestpipe.tables.eviction.horizon import AgreedClock
-from nestpipe.tables.eviction.policy import EvictionPolicy
 from nestpipe.tables.eviction.sweep import Sweep
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.store import RowStore, make_store

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
-from nestpipe.tables.eviction.policy import EvictionPolicy
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 
 DTYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}

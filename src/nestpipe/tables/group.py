@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.tables.config import DTYPES, TableConfig
-from nestpipe.tables.eviction.policy import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 
 MAX_TABLES = 1 << 15

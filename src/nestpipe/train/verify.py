@@ -29,7 +29,7 @@ class Difference:
     """The first place at which two runs differ."""
 
     what: str
-    """rows, state, life, waiting, evicted, dense or losses."""
+    """rows, state, usage, waiting, evicted, dense or losses."""
     table: str | None
     """Or the name of the dense tensor."""
     key: int | None
@@ -40,7 +40,7 @@ class Difference:
 
     def __str__(self) -> str:
         place = f"step {self.step}"
-        if self.what in ("rows", "state", "life", "waiting", "evicted"):
+        if self.what in ("rows", "state", "usage", "waiting", "evicted"):
             place = f"{self.what} of key {self.key} in table {self.table!r} after {self.step} steps"
         elif self.what == "dense":
             place = f"dense tensor {self.table!r} after {self.step} steps"
@@ -125,7 +125,7 @@ def _first_difference(serial: Run, other: Run, world: World) -> Difference | Non
     everyone: list[Difference | None] = [None] * world.size
     dist.all_gather_object(everyone, mine, group=world.groups["metrics"])
     found = [d for d in everyone if d is not None]
-    order = {"losses": 0, "rows": 1, "state": 2, "life": 3, "waiting": 4, "evicted": 5, "dense": 6}
+    order = {"losses": 0, "rows": 1, "state": 2, "usage": 3, "waiting": 4, "evicted": 5, "dense": 6}
     return min(found, key=lambda d: (order[d.what], d.step, d.table or "", d.key or 0)) if found else None
 
 
@@ -159,7 +159,7 @@ def _row_difference(serial: Run, other: Run) -> Difference | None:
             pairs = [("rows", a_values, b_values), ("state", a_state[:, :width], b_state[:, :width])]
             if a.group.eviction is not None:
                 left, right = (a.group.eviction_columns(state).astype(np.float64) for state in (a_state, b_state))
-                pairs.append(("life", left, right))
+                pairs.append(("usage", left, right))
             for what, left, right in pairs:
                 found = _unequal(left, right)
                 if found is not None:
