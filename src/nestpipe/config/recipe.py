@@ -25,12 +25,15 @@ from nestpipe.config.sections import (
     show,
     wording,
 )
+from nestpipe.errors import NestPipeError
 
 T = TypeVar("T")
 
 
-class RecipeError(ValueError):
+class RecipeError(NestPipeError, ValueError):
     """The recipe cannot be run; the message is one line and names the key to change."""
+
+    exit_code = 2
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))

@@ -24,6 +24,7 @@ from nestpipe.dense.replica import DenseReplica
 from nestpipe.dense.weight_grads import DeferredWeightGrads
 from nestpipe.engine.interpreter import CALLERS_LANE, Engine, StageFunction
 from nestpipe.engine.one_shot_event import OneShotEvent
+from nestpipe.errors import NestPipeError
 from nestpipe.nn.collections import View, attach_collections, collections_in
 from nestpipe.pipeline.micro_plan import Measured, Wanted, check_micro_batches
 from nestpipe.pipeline.mixing import refuse_mixing
@@ -41,7 +42,7 @@ REQUESTS = ("checkpoint", "stop")
 """What a worker may ask all others to do after the step: each learns of it with the outcome, so all do it after the same one."""
 
 
-class NotFinite(ArithmeticError):
+class NotFinite(NestPipeError, ArithmeticError):
     """A loss or gradient was NaN or infinite; nothing of that batch was applied."""
 
     on_all_workers = True

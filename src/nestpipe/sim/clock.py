@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nestpipe.errors import NestPipeError
 from nestpipe.schedule.action import LANES, Action, Name
 from nestpipe.schedule.clock import ISSUER
 
@@ -52,7 +53,7 @@ class Run:
     stop: Times
 
 
-class Deadlock(RuntimeError):
+class Deadlock(NestPipeError, RuntimeError):
     """Actions wait for each other; the message is one line."""
 
 

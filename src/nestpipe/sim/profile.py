@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.config.recipe import build
+from nestpipe.errors import NestPipeError
 from nestpipe.schedule.action import STAGES
 
 PROFILES = Path(__file__).parent / "profiles"
 
 
-class ProfileError(ValueError):
+class ProfileError(NestPipeError, ValueError):
     """The profile cannot be used; the message is one line and names the key to change."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from nestpipe.errors import NestPipeError
+
 BLOCK = 4096
 """Writes are multiples of this; so are reads where the disk cannot address less."""
 _AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class DiskTierError(OSError):
+class DiskTierError(NestPipeError, OSError):
     """The disk tier cannot go on: no room, no file, or bytes that are not what was written.  One line says what to change."""
 
 
