@@ -3,6 +3,7 @@
 Names are imported when they are first used, so that `nestpipe --help` need not wait for torch.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,10 @@ __all__ = [
     "World",
     "__version__",
 ]
+
+logging.getLogger("nestpipe").addHandler(
+    logging.NullHandler()
+)  # a library stays silent until its user configures logging
 
 
 def __getattr__(name: str) -> object:

@@ -12,11 +12,16 @@ class NestPipeError(Exception):
     """Every worker raises it for the same batch, and the message names that batch."""
 
     def one_line(self) -> str:
-        """The message on one line, followed by the rank, stage and batch that the engine noted on the error."""
-        return one_line(self, place=not self.on_all_workers)
+        """The message on one line, followed by rank, stage and batch unless it already names its batch."""
+        return message_of(self) + ("" if self.on_all_workers else place_of(self))
 
 
-def one_line(error: BaseException, place: bool = True) -> str:
-    """An error's message on one line, followed by the first note on it, which says where it happened."""
+def message_of(error: BaseException) -> str:
+    """The message on one line."""
+    return " ".join(str(error).split())
+
+
+def place_of(error: BaseException) -> str:
+    """The rank, stage and batch that the engine noted on an error, in brackets; empty where it noted none."""
     notes: list[str] = getattr(error, "__notes__", [])
-    return " ".join(str(error).split()) + (f" ({notes[0]})" if place and notes else "")
+    return f" ({notes[0]})" if notes else ""

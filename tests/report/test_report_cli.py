@@ -223,10 +223,9 @@ def test_a_bench_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bench --page`: the same page, with the command and the date, which the JSON has too; a bad place is refused first."""
-    from nestpipe.cli import bench as cli_bench
-
     monkeypatch.setattr(
-        cli_bench, "run_ladder", lambda *_: {k: v for k, v in a_bench().items() if k not in ("date", "command")}
+        "nestpipe.lab.running.run_ladder",
+        lambda *_: {k: v for k, v in a_bench().items() if k not in ("date", "command")},
     )
     out, figures = tmp_path / "b.html", tmp_path / "b.json"
     assert main(["bench", "dlrm", "--rounds", "1", "--page", str(out), "--json", str(figures)]) == 0

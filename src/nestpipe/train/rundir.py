@@ -14,9 +14,7 @@ from typing import Any
 
 from nestpipe.config.recipe import Recipe
 from nestpipe.errors import NestPipeError
-
-LAUNCH_FILE = "launch"
-"""The name of the launch that trains the run and may go on with it, if it writes checkpoints."""
+from nestpipe.launch.restarts import LAUNCH_FILE
 
 
 class RunError(NestPipeError, ValueError):
