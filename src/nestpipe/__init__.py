@@ -7,6 +7,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from nestpipe.errors import NestPipeError
 from nestpipe.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "NestPipeError",
     "Progress",
     "RowWiseAdagrad",
     "TrainPipeline",

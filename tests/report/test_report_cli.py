@@ -151,7 +151,7 @@ def test_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"give the directory, {run}" in told(capsys, str(run / "summary.json"))
     assert "--out" in told(capsys, str(run), "--out", str(tmp_path / "no" / "x.html"))
     assert "--out" in told(capsys, str(run), "--out", str(tmp_path))
-    assert "made of" in told(capsys, str(run), "--out", str(run / "summary.json"))
+    assert "made from" in told(capsys, str(run), "--out", str(run / "summary.json"))
     assert "both" in told(capsys, str(run), "--out", "-", "--json", "-")
 
 

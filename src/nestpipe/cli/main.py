@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
             "--verbose",
             action="store_true",
             default=argparse.SUPPRESS,
-            help="also log what is normal, and from every worker, on standard error; by default worker 0 logs warnings",
+            help="log informational messages, from every worker; by default, worker 0 logs warnings",
         )
 
 
