@@ -50,15 +50,15 @@ def add(commands: Any) -> None:
         "checkpoint", help="list, inspect, verify and export checkpoints", description=DESCRIPTION, epilog=EPILOG
     )
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    ls = actions.add_parser("ls", help="list the checkpoints of a run, and those that are incomplete")
+    ls = _add_action(actions, "ls", "list the checkpoints of a run, and those that are incomplete")
     ls.add_argument(
         "--best", metavar="METRIC", help="mark the best by this metric; default: checkpoint.best of the recipe"
     )
     ls.set_defaults(command=_ls)
-    inspect = actions.add_parser("inspect", help="show what is in a checkpoint: tables, files, position in the data")
+    inspect = _add_action(actions, "inspect", "show what is in a checkpoint: tables, files, position in the data")
     inspect.set_defaults(command=_inspect)
-    verify = actions.add_parser(
-        "verify", help="read every byte of a checkpoint and of its chain: digests, shapes, owners, counts"
+    verify = _add_action(
+        actions, "verify", "read every byte of a checkpoint and of its chain: digests, shapes, owners, counts"
     )
     verify.add_argument("--all", action="store_true", help="all checkpoints; files that they share are read once")
     verify.set_defaults(command=_verify)
@@ -76,6 +76,11 @@ def add(commands: Any) -> None:
             action.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step; default: the last")
         if action is not export:
             action.add_argument("--json", metavar="FILE", help="also write all of it here ('-': standard output)")
+
+
+def _add_action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+    return parser
 
 
 def _ls(args: argparse.Namespace, arguments: list[str]) -> int:

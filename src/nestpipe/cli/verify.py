@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from nestpipe.config.recipe import Recipe
 
 DESCRIPTION = """\
-Runs a recipe twice from one seed, under `serial` and under the given schedule, and compares losses, every row, every optimizer
-state and every dense parameter bit for bit.  Exits with 1 and names the first difference if there is one.
+Runs 100 steps of a recipe (or --steps) twice from one seed, under `serial` and under the given schedule, and compares losses,
+every row, every optimizer state and every dense parameter bit for bit.  Exits with 1 and names the first difference if there is
+one.
 """
 EPILOG = """\
 examples:
