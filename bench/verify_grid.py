@@ -69,7 +69,7 @@ def main() -> int:
 
 def go_through(args: argparse.Namespace) -> int:
     """All settings of one number of workers; the same on each of them."""
-    from nestpipe.cli.main import RECIPES
+    from nestpipe.cli.recipes import RECIPES
     from nestpipe.comm.world import World
     from nestpipe.config.recipe import load_recipe
     from nestpipe.data.kinds import KINDS as DATA

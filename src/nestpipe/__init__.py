@@ -3,19 +3,24 @@
 Names are imported when they are first used, so that `nestpipe --help` need not wait for torch.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from nestpipe.errors import NestPipeError
 from nestpipe.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from nestpipe.comm.world import World
-    from nestpipe.config.eviction import EvictionPolicy, TableLife
+    from nestpipe.config.eviction import EvictionPolicy
+    from nestpipe.config.eviction import EvictionPolicy as TableLife
     from nestpipe.config.pipeline import PipelineConfig
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
     from nestpipe.nn.collections import EmbeddingBagCollection, EmbeddingCollection
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
+    from nestpipe.nn.deferred import DeferredLinear as LateLinear
+    from nestpipe.nn.deferred import DeferredStack as LateStack
     from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
@@ -38,10 +43,12 @@ _HOME = {
     "Progress": "nestpipe.pipeline.progress",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
     "EvictionPolicy": "nestpipe.config.eviction",
-    "TableLife": "nestpipe.config.eviction",  # old name of EvictionPolicy
     "TrainPipeline": "nestpipe.pipeline.pipeline",
     "World": "nestpipe.comm.world",
 }
+
+FORMER = {"LateLinear": "DeferredLinear", "LateStack": "DeferredStack", "TableLife": "EvictionPolicy"}
+"""Names of before, which still work."""
 
 __all__ = [
     "SGD",
@@ -58,17 +65,21 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "NestPipeError",
     "PipelineConfig",
     "Progress",
     "RowWiseAdagrad",
-    "TableLife",
     "TrainPipeline",
     "World",
     "__version__",
 ]
 
+# A library stays silent until its user configures logging.
+logging.getLogger("nestpipe").addHandler(logging.NullHandler())
+
 
 def __getattr__(name: str) -> object:
+    name = FORMER.get(name, name)
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'nestpipe' has no attribute {name!r}")

@@ -1,3 +1,3 @@
-"""The version, where reading it imports nothing heavy."""
+"""The version; the one place that has it.  Imports nothing."""
 
 VERSION = "0.1.0"

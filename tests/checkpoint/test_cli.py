@@ -37,7 +37,7 @@ def test_ls_lists_what_is_there_and_what_only_looks_like_it(run: Path, capsys: p
     assert main(["checkpoint", "ls", str(run), "--json", str(run / "ls.json")]) == 0
     text = capsys.readouterr().out
     lines = {line.split()[0]: line for line in text.splitlines()[1:]}
-    assert "full" in lines["5"] and "stands on step-00000005" in lines["10"] and "best auc, last" in lines["10"]
+    assert "full" in lines["5"] and "incremental on step-00000005" in lines["10"] and "best auc, last" in lines["10"]
     assert "half written" in lines[".writing-step-00000015:"] and "not committed" in lines["step-00000012:"]
     assert "says that it is of step 5" in lines["step-00000007:"]
     found = json.loads((run / "ls.json").read_text())

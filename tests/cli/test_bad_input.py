@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from commands import Command, nestpipe, refused, small
-from nestpipe.cli.main import RECIPES
+from nestpipe.cli.recipes import RECIPES
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import load_recipe
 from nestpipe.data import kinds as data_kinds

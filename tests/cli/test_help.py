@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import SCRIPT, nestpipe
+from nestpipe.cli.main import COMMANDS, parser
 
 KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_steps", "tables.decay_steps"]
 
@@ -16,7 +17,10 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["train", "verify", "bench", "schedule", "report", "recipe", "--version"]),
+        (
+            ["--help"],
+            ["train", "verify", "bench", "schedule", "report", "recipe", "--version", "--verbose", "exit codes"],
+        ),
         (["train", "--help"], ["--workers", "--schedule", "--set", "--run", "--json", "--timeout", "dlrm", "torchrun"]),
         (["verify", "--help"], ["--workers", "--schedule", "--steps", "bit for bit", "dlrm"]),
         (["bench", "--help"], ["--peers", "--rounds", "--json", "--page", "dlrm"]),
@@ -24,6 +28,11 @@ KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_ste
         (["checkpoint", "--help"], ["ls", "inspect", "verify", "export", "tables.initial", "before the first step"]),
         (["checkpoint", "export", "--help"], ["--table", "--to", "--state", "--force", "FILE.parquet"]),
         (["profile", "--help"], ["--workers", "--seconds", "--json", "what bounds", "torchrun", "dlrm"]),
+        (["schedule", "--help"], ["--batches", "--micro", "--check", "--svg"]),
+        (["simulate", "--help"], ["--profile", "--sweep", "--calibrate", "1,536"]),
+        (["lab", "--help"], ["up", "down", "ls", "--hosts", "--link"]),
+        (["evicted", "--help"], ["--list", "--table", "--json"]),
+        (["recipe", "--help"], ["section or kind", "parquet"]),
     ],
 )
 def test_help_does_not_wait_for_torch(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -39,6 +48,16 @@ def test_help_does_not_wait_for_torch(tmp_path: Path, arguments: list[str], word
     )
     assert ended.returncode == 0, ended.stderr
     assert all(word in ended.stdout for word in words), ended.stdout
+
+
+def test_every_command_says_what_it_is_for() -> None:
+    """Every command's help has a description and examples that name the command."""
+    actions = parser()._subparsers._group_actions  # type: ignore[union-attr]
+    commands = actions[0].choices
+    assert commands is not None and len(commands) == len(COMMANDS)
+    for name, command in commands.items():  # type: ignore[attr-defined]
+        help_text = command.format_help()
+        assert command.description and f"  nestpipe {name}" in help_text, name
 
 
 def test_the_console_script_answers(tmp_path: Path) -> None:

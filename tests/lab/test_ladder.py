@@ -238,7 +238,7 @@ def test_what_was_chosen_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             reports = [report(auto_ms, auto_ms, **timelines) if r.name == "auto" else fixed for r in ladder.rungs]
             return {**summarise(ladder, ladder.rungs, reports, 2), "link": None, "disk": None}
 
-        monkeypatch.setattr("nestpipe.cli.bench.run_ladder", measured)
+        monkeypatch.setattr("nestpipe.lab.running.run_ladder", measured)
         return main(["bench", "auto-dlrm", "--link", "none"])
 
     assert run(102) == 0

@@ -13,7 +13,7 @@ import torch
 from commands import Command, nestpipe, one_line, refused, small, soon, until
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
-from nestpipe.launch.launcher import as_peer_lost
+from nestpipe.launch.failures import as_peer_lost
 from nestpipe.schedule.view.read_trace import read_trace
 from nestpipe.train.metrics import ClickMetrics
 from workers import run_once

@@ -15,7 +15,7 @@ import pytest
 
 from commands import DEADLINE, MODULE, Command, nestpipe, one_line, refused, small, until
 from nestpipe.checkpoint.folder import Folder
-from nestpipe.launch.launcher import launch_id, started_again
+from nestpipe.launch.restarts import launch_id, started_again
 from runs import train_run
 from workers import run
 
@@ -53,7 +53,7 @@ def test_restarts_before_and_after_the_first_checkpoint(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"nestpipe: restart 1 of 2 \(.*rank 0 .*\); starting over, as there is no checkpoint yet", said[0]
     )
-    assert re.fullmatch(r"nestpipe: restart 2 of 2 \(.*rank 1 .*\); going on from step (40|80)", said[1]), said[1]
+    assert re.fullmatch(r"nestpipe: restart 2 of 2 \(.*rank 1 .*\); resuming from step (40|80)", said[1]), said[1]
     assert summary["digest"] == untouched(tmp_path)
 
 
@@ -104,7 +104,7 @@ def test_machines_leave_and_join(tmp_path: Path) -> None:
         return max(Folder(run / "checkpoints").steps(), default=0)
 
     def goes_on(times: int) -> bool:
-        return until(DEADLINE, lambda: told("; going on from step") >= times)
+        return until(DEADLINE, lambda: told("; resuming from step") >= times)
 
     try:
         start("first", "true")
@@ -117,12 +117,12 @@ def test_machines_leave_and_join(tmp_path: Path) -> None:
         assert goes_on(2), logs()
         now = trained()
         assert until(DEADLINE, lambda: trained() >= now + 40)
-        saved_before = told("is saved: go on with")
+        saved_before = told("is saved: resume with")
         machines["first"].send_signal(signal.SIGTERM)
         machines["back"].send_signal(signal.SIGTERM)
         for name in ("first", "back"):
             machines[name].wait(DEADLINE)
-        assert told("is saved: go on with") == saved_before + 1, logs()
+        assert told("is saved: resume with") == saved_before + 1, logs()
     finally:
         for name, machine in machines.items():
             for pid in [*(worker_of(name) if machine.poll() is None else []), machine.pid]:

@@ -151,7 +151,7 @@ def test_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"give the directory, {run}" in told(capsys, str(run / "summary.json"))
     assert "--out" in told(capsys, str(run), "--out", str(tmp_path / "no" / "x.html"))
     assert "--out" in told(capsys, str(run), "--out", str(tmp_path))
-    assert "made of" in told(capsys, str(run), "--out", str(run / "summary.json"))
+    assert "made from" in told(capsys, str(run), "--out", str(run / "summary.json"))
     assert "both" in told(capsys, str(run), "--out", "-", "--json", "-")
 
 
@@ -223,10 +223,9 @@ def test_a_bench_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bench --page`: the same page, with the command and the date, which the JSON has too; a bad place is refused first."""
-    from nestpipe.cli import bench as cli_bench
-
     monkeypatch.setattr(
-        cli_bench, "run_ladder", lambda *_: {k: v for k, v in a_bench().items() if k not in ("date", "command")}
+        "nestpipe.lab.running.run_ladder",
+        lambda *_: {k: v for k, v in a_bench().items() if k not in ("date", "command")},
     )
     out, figures = tmp_path / "b.html", tmp_path / "b.json"
     assert main(["bench", "dlrm", "--rounds", "1", "--page", str(out), "--json", str(figures)]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.checkpoint.folder import Folder
-from nestpipe.cli.main import RECIPES
+from nestpipe.cli.recipes import RECIPES
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe, load_recipe, parse_recipe
 from nestpipe.data.kinds import KINDS as DATA

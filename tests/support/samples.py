@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.tables.config import TableDefaults
-from nestpipe.config.eviction import EvictionPolicy
 
 MODELS = ("dlrm", "hstu")
 FEATURES = {"dlrm": ["user", "item", "tags", "rare"], "hstu": ["history", "target", "negatives", "time"]}

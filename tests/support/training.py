@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import samples
 from nestpipe.comm.world import World
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.config.micro_batches import MicroBatches
 from nestpipe.data.batch import Batch
 from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.sparse.batch_context import BatchContext
-from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 from oracle import Trained, dense_state_of
 

@@ -6,6 +6,7 @@ Names that begin with a dot are work in progress: `.writing-…` becomes a check
 from __future__ import annotations
 
 import fcntl
+import logging
 import shutil
 import time
 from contextlib import suppress
@@ -16,6 +17,8 @@ from typing import IO
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
 from nestpipe.checkpoint.tensors import OTHERWISE
+
+log = logging.getLogger("nestpipe.checkpoint")
 
 LOCK = ".lock"
 LOCK_SECONDS = 10.0
@@ -58,8 +61,13 @@ class Folder:
                         f"{self.path} is in use by another process that trains this run: end that one first"
                     ) from None
                 time.sleep(0.05)
-            except OSError:
-                break  # a file system without locks: nobody can tell
+            except OSError as error:
+                log.warning(
+                    "%s cannot be locked (%s): make sure that no other process trains this run",
+                    self.path,
+                    error.strerror,
+                )
+                break
         self._lock = file
 
     def unlock(self) -> None:

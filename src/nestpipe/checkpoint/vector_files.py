@@ -18,13 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.lib import format as npy
 
+from nestpipe.errors import NestPipeError
+
 SUFFIXES = (".parquet", ".npz", ".npy")
 GROUP_BYTES = 1 << 26
 """Of a row group of Parquet, and of what is read at a time."""
 
 
-class VectorsError(ValueError):
+class VectorsError(NestPipeError, ValueError):
     """The file is not one of keys and vectors that fit; the message is one line that names it and says what to change."""
+
+    exit_code = 2
 
 
 def check_suffix(path: Path) -> str:

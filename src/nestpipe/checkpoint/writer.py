@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import shutil
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +34,8 @@ from nestpipe.comm.exchange import Exchange
 from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.sparse.eviction_state import sum_over_workers as summed
 from nestpipe.tables.snapshot import Snapshot
+
+log = logging.getLogger("nestpipe.checkpoint")
 
 SHARD_BYTES = 1 << 26
 """Rows are written in files of at most about this size; the memory for one is kept, as far as it was ever used."""
@@ -191,9 +193,13 @@ class CheckpointWriter:
             self._chain = [*job.base, Base("", "")]  # its length decides alike everywhere when the next full one is due
             return Saved(job.step, not job.base, 0, time.perf_counter() - started)
         assert manifest is not None
-        with suppress(OSError, CheckpointError):  # what could not be removed now is tried again after the next one
+        try:
             self.folder.prune(self._keep, self._best)
-        return Saved(job.step, not job.base, manifest.bytes, time.perf_counter() - started)
+        except (OSError, CheckpointError) as error:
+            log.warning("old checkpoints were not removed (%s); trying again after the next one", error)
+        saved = Saved(job.step, not job.base, manifest.bytes, time.perf_counter() - started)
+        log.info("checkpoint of step %d: %.1f MB in %.1f s", saved.step, saved.bytes / 1e6, saved.seconds)
+        return saved
 
     def _write_mine(self, job: _Job, directory: Path) -> None:
         """This worker's files, and a part of the manifest that says what they are."""

@@ -1,4 +1,4 @@
-"""`nestpipe bench`: runs a ladder and prints it as a table."""
+"""`nestpipe bench`: measures the rungs of a ladder side by side and prints them as tables."""
 
 from __future__ import annotations
 
@@ -9,28 +9,80 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from nestpipe.cli.output import check_writable, console, write_json
 
-from nestpipe.cli.main import PIPE_WIDTH, check_json, write_json
-from nestpipe.lab.ladder import MIX_POINTS, load_ladder
-from nestpipe.lab.running import run_ladder
-from nestpipe.train.display import Display
+if TYPE_CHECKING:
+    from rich.table import Table
 
 CLUSTERING = "clustering"
 """Not a ladder, but measured by the same command."""
 
+DESCRIPTION = """\
+Runs every rung of a ladder (a TOML file in bench/) several times, interleaved, and compares the step time of the slowest worker:
+median, spread, and the ratio to other rungs and to peers.  Exits with 1 if a bound that the ladder sets does not hold.
+"""
+EPILOG = """\
+examples:
+  nestpipe bench dlrm                                        all rungs, on loopback
+  nestpipe bench dlrm --link 500mbit --rounds 8              one host per worker, with shaped links (needs root)
+  nestpipe bench dlrm --peers torchrec --page dlrm.html      beside TorchRec, and as a page
+  nestpipe bench dlrm --rung serial --rung nested --json dlrm.json
+  nestpipe bench clustering --data ml-1m.zip                 rows sent, by how samples are divided into micro-batches
+"""
 
-def bench(args: argparse.Namespace, arguments: list[str]) -> int:
-    check_json(args.json)
-    check_json(args.page, "--page")
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench", help="measure the rungs of a ladder side by side", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.add_argument("ladder", help="a ladder, such as dlrm; or clustering")
+    parser.add_argument("--peers", action="append", default=[], metavar="P", help="also measure this peer: torchrec")
+    parser.add_argument(
+        "--rung",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="rungs",
+        help="measure only this rung; repeatable; default: all rungs of the ladder",
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="turns of each rung; default: the ladder's")
+    parser.add_argument("--workers", type=int, metavar="N", help="workers of every rung; default: the ladder's")
+    parser.add_argument(
+        "--link",
+        metavar="RATE",
+        help="run each worker on a host of its own, a network namespace with a link of this rate, such as 500mbit (needs root); "
+        "none: loopback; default: the ladder's",
+    )
+    parser.add_argument(
+        "--disk",
+        metavar="RATES",
+        help="limit every host's disk to these rates, such as 'read 20000/s, write 20mb/s' (needs root and cgroup v1); "
+        "none: no limit; default: the ladder's",
+    )
+    parser.add_argument(
+        "--data", metavar="FILE", help="clustering: also measure on this MovieLens file (u.data, ml-1m.zip)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
+    parser.add_argument("--page", metavar="FILE.html", help="write them as a page, as `nestpipe report` does")
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace, arguments: list[str]) -> int:
+    check_writable(args.json)
+    check_writable(args.page, "--page")
     made = {"date": datetime.now().strftime("%Y-%m-%d %H:%M"), "command": shlex.join(["nestpipe", *arguments])}
-    if args.ladder == CLUSTERING:
-        return _bench_clustering(args, made)
+    return _run_clustering(args, made) if args.ladder == CLUSTERING else _run_ladder(args, made)
+
+
+def _run_ladder(args: argparse.Namespace, made: dict[str, str]) -> int:
+    from nestpipe.lab.ladder import load_ladder
+    from nestpipe.lab.running import run_ladder
+    from nestpipe.train.display import Display
+
     if args.data is not None:
-        raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder makes its own data")
+        raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder generates its own data")
     ladder = load_ladder(args.ladder).only(args.rungs)
     if args.workers is not None:
         ladder = replace(ladder, workers=args.workers)
@@ -40,70 +92,35 @@ def bench(args: argparse.Namespace, arguments: list[str]) -> int:
     if rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
     peers = args.peers or sorted({rung.peer for rung in ladder.rungs if rung.peer is not None and args.rungs})
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # hosts and rungs are cleared away as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up hosts and rungs as Ctrl-C does
     with Display(args.ladder) as display:
         link = ladder.link if args.link is None else None if args.link == "none" else args.link
         disk = ladder.disk if args.disk is None else None if args.disk == "none" else args.disk
         result = run_ladder(ladder, peers, rounds, display.show, link, disk)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(_steps(result))
+    out = console(args.json)
+    out.print(_steps(result))
     if any("stages" in rung for rung in result["rungs"]):
-        console.print(_stages(result))
+        out.print(_stages(result))
     for hidden in result["hidden"]:
-        console.print(_told(hidden))
-    mix = result.get("mix")
+        out.print(_hidden(hidden))
+    mix, best = result.get("mix"), result.get("best")
     if mix is not None:
-        console.print(_told_mix(mix))
-    best = result.get("best")
+        out.print(_mix(mix))
     if best is not None:
-        console.print(_told_best(best, result["rungs"]))
+        out.print(_best(best, result["rungs"]))
     _write(args, result | made)
     return 0 if all(checked["holds"] for checked in (mix, best) if checked is not None) else 1
 
 
-def _told_best(best: dict[str, Any], rungs: list[dict[str, Any]]) -> str:
-    chosen = next(rung for rung in rungs if rung["name"] == best["rung"])["micro_batches_chosen"]
-    outcome = "within" if best["holds"] else "NOT within"
-    return (
-        f"{best['rung']!r} chose {chosen[-1][1]} micro-batches from batch {chosen[-1][0]} on and takes "
-        f"{_median(best['ratio'])} of the step of {best['fastest']!r}, the fastest given: {outcome} {best['within']:g}"
-    )
+def _run_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
+    from rich.table import Table
 
-
-def _told_mix(mix: dict[str, Any]) -> str:
-    words = {"lookup": "lookup", "all2all": "All2All", "compute": "compute and the rest"}
-    shares = ", ".join(f"{words[p]} {share:.1f} % (wanted {mix['wanted'][p]:g})" for p, share in mix["found"].items())
-    reached = ", ".join(
-        f"{name!r} reaches {spread['median']:.2f}x, {spread['median'] / mix['ideal']:.0%} of it"
-        for name, spread in mix["reached"].items()
-    )
-    outcome = "within" if mix["holds"] else "NOT within"
-    return (
-        f"step of {mix['wanted']['rung']!r}: {shares}: {outcome} {MIX_POINTS:g} points.  With nothing but that compute left, "
-        f"it would be {mix['ideal']:.2f}x as fast: the ideal.  {reached}"
-    )
-
-
-def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    from nestpipe.cli.report import write
-    from nestpipe.report.bench import shape_bench
-
-    write_json(args.json, result)
-    if args.page:
-        write(Path(args.page), shape_bench(result, args.page), told=sys.stderr)
-
-
-def _bench_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
     from nestpipe.lab.clustering_bench import measure
+    from nestpipe.train.display import Display
 
-    for flag, given in (
-        ("--peers", args.peers),
-        ("--rung", args.rungs),
-        ("--rounds", args.rounds),
-        ("--workers", args.workers),
-        ("--link", args.link),
-        ("--disk", args.disk),
-    ):
+    for_ladders = {"--peers": args.peers, "--rung": args.rungs, "--rounds": args.rounds}
+    for_ladders |= {"--workers": args.workers, "--link": args.link, "--disk": args.disk}
+    for flag, given in for_ladders.items():
         if given:
             raise ValueError(f"{flag} is for ladders; `nestpipe bench {CLUSTERING}` counts rows on one worker")
     with Display(CLUSTERING) as display:
@@ -125,13 +142,51 @@ def _bench_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
             f"{row['fewer_at_most']:.1%}",
             f"{row['cpu_ms']:.1f}",
         )
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    console(args.json).print(table)
     _write(args, {"rows": rows} | made)
     return 0
 
 
+def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    from nestpipe.cli.report import write_report
+    from nestpipe.report.bench import shape_bench
+
+    write_json(args.json, result)
+    if args.page:
+        write_report(Path(args.page), shape_bench(result, args.page), say_on=sys.stderr)
+
+
+def _best(best: dict[str, Any], rungs: list[dict[str, Any]]) -> str:
+    """How the rung with automatic micro-batches compares with the best fixed one."""
+    chosen = next(rung for rung in rungs if rung["name"] == best["rung"])["micro_batches_chosen"]
+    outcome = "within" if best["holds"] else "NOT within"
+    return (
+        f"{best['rung']!r} chose {chosen[-1][1]} micro-batches from batch {chosen[-1][0]} on and takes "
+        f"{_median(best['ratio'])} of the step of {best['fastest']!r}, the fastest given: {outcome} {best['within']:g}"
+    )
+
+
+def _mix(mix: dict[str, Any]) -> str:
+    """What the step of a rung is made of, against what the ladder wants, and the speedup that would be ideal."""
+    from nestpipe.lab.ladder import MIX_POINTS
+
+    words = {"lookup": "lookup", "all2all": "All2All", "compute": "compute and the rest"}
+    shares = ", ".join(f"{words[p]} {share:.1f} % (wanted {mix['wanted'][p]:g})" for p, share in mix["found"].items())
+    reached = ", ".join(
+        f"{name!r} reaches {spread['median']:.2f}x, {spread['median'] / mix['ideal']:.0%} of it"
+        for name, spread in mix["reached"].items()
+    )
+    outcome = "within" if mix["holds"] else "NOT within"
+    return (
+        f"step of {mix['wanted']['rung']!r}: {shares}: {outcome} {MIX_POINTS:g} points.  With nothing but that compute left, "
+        f"it would be {mix['ideal']:.2f}x as fast: the ideal.  {reached}"
+    )
+
+
 def _steps(result: dict[str, Any]) -> Table:
-    """Step times, and how many times faster than each rung that others are compared with: median and quartiles over rounds."""
+    """Step times, and the speedup over each rung that others are compared with: median and quartiles over rounds."""
+    from rich.table import Table
+
     rungs = result["rungs"]
     link = f" on links of {result['link']}" if result["link"] else ""
     disk = f", disks {result['disk']}" if result.get("disk") else ""
@@ -159,7 +214,8 @@ def _median(spread: dict[str, float]) -> str:
     return "{median:.2f} ({low:.2f} - {high:.2f})".format(**spread)
 
 
-def _told(hidden: dict[str, Any]) -> str:
+def _hidden(hidden: dict[str, Any]) -> str:
+    """How much of some stages' exposed time another rung hides, by the stages' times and by step times."""
     stages = " and ".join(hidden["stages"])
     return (
         f"{stages}: {hidden['exposed']!r} exposes {hidden['exposed_ms']:.1f} ms a step, {hidden['hidden']!r} "
@@ -171,11 +227,13 @@ def _told(hidden: dict[str, Any]) -> str:
 
 
 def _stages(result: dict[str, Any]) -> Table:
-    """Milliseconds of each stage per step on the slower worker, and how much of it the step waited for."""
+    """Milliseconds of each stage per step on the slowest worker, and how much of it the step waited for."""
+    from rich.table import Table
+
     rungs = [rung for rung in result["rungs"] if "stages" in rung]
-    table = Table(title="stages: busy ms a step, and in brackets what of it was exposed", title_justify="left")
+    table = Table(title="stages: busy ms per step, and in brackets how much of it was exposed", title_justify="left")
     table.add_column("rung")
-    stages = [stage for stage in rungs[0]["stages"] if any(_tells(rung, stage) for rung in rungs)]
+    stages = [stage for stage in rungs[0]["stages"] if any(_is_visible(rung, stage) for rung in rungs)]
     for stage in stages:
         table.add_column(stage, justify="right")
     for rung in rungs:
@@ -184,5 +242,5 @@ def _stages(result: dict[str, Any]) -> Table:
     return table
 
 
-def _tells(rung: dict[str, Any], stage: str) -> bool:
+def _is_visible(rung: dict[str, Any], stage: str) -> bool:
     return bool(rung["stages"].get(stage, {}).get("busy_ms", 0.0) >= 0.5)

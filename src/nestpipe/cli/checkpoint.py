@@ -1,4 +1,4 @@
-"""`nestpipe checkpoint`: what checkpoints there are, what is in them, whether they are whole, and their tables for others."""
+"""`nestpipe checkpoint`: lists, inspects and verifies checkpoints, and exports their tables for other programs."""
 
 from __future__ import annotations
 
@@ -7,74 +7,87 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-HELP = """\
-Looks at checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint (step-…).
+from nestpipe.cli.output import check_writable, console, write_json
 
-  nestpipe checkpoint ls RUN                          what there is, which is the best and which the last
-  nestpipe checkpoint inspect RUN --step 500          tables, files, place in the data
-  nestpipe checkpoint verify RUN                      reads every byte of the last one and of what it stands on
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DESCRIPTION = """\
+Looks at checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint (step-...).
+"""
+EPILOG = """\
+examples:
+  nestpipe checkpoint ls RUN                          list them, and which is the best and which the last
+  nestpipe checkpoint inspect RUN --step 500          tables, files, position in the data
+  nestpipe checkpoint verify RUN                      read every byte of the last one and of its chain
   nestpipe checkpoint export RUN --table item --to item.parquet
                                                       keys and vectors of a table, for other programs
 
-A table exported so can begin another training: tables.initial = { item = "item.parquet" } in a recipe puts all of its
-rows there before the first step, whether or not they are ever trained.
+Another training can start from an exported table: tables.initial = { item = "item.parquet" } in a recipe loads all of its
+rows before the first step, whether or not they are ever trained.
+"""
+EXPORT = """\
+Writes the keys and vectors of one table, in the order in which the checkpoint has them, with little memory.
+
+  FILE.parquet    the columns key and vector (a list of fixed size)
+  FILE.npz        the arrays keys and vectors
+  FILE.npy        the vectors, with the keys in FILE.keys.npy beside it
+"""
+EXPORT_EPILOG = """\
+examples:
+  nestpipe checkpoint export runs/dlrm-20261116-120000 --table item --to item.parquet
+  nestpipe checkpoint export runs/dlrm-20261116-120000 --step 500 --table item --to item.npy --state
 """
 
+QUIET_SECONDS = 3.0
+"""A command that takes longer shows its progress."""
 
-PATIENCE = 3.0
-"""Seconds that a command may take without a word."""
 
-
-def add(commands: Any, parser_class: type[argparse.ArgumentParser]) -> None:
+def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "checkpoint",
-        help="list, look into, verify and export checkpoints",
-        description=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "checkpoint", help="list, inspect, verify and export checkpoints", description=DESCRIPTION, epilog=EPILOG
     )
-    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION", parser_class=parser_class)
-    ls = actions.add_parser("ls", help="list the checkpoints of a run, and what is left half written")
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    ls = _add_action(actions, "ls", "list the checkpoints of a run, and those that are incomplete")
     ls.add_argument(
-        "--best", metavar="METRIC", help="mark the best by this metric; default checkpoint.best of the recipe"
+        "--best", metavar="METRIC", help="mark the best by this metric; default: checkpoint.best of the recipe"
     )
     ls.set_defaults(command=_ls)
-    inspect = actions.add_parser("inspect", help="show what is in a checkpoint: tables, files, place in the data")
+    inspect = _add_action(actions, "inspect", "show what is in a checkpoint: tables, files, position in the data")
     inspect.set_defaults(command=_inspect)
-    verify = actions.add_parser(
-        "verify", help="read every byte of a checkpoint and of what it stands on: digests, shapes, owners, counts"
+    verify = _add_action(
+        actions, "verify", "read every byte of a checkpoint and of its chain: digests, shapes, owners, counts"
     )
-    verify.add_argument(
-        "--all", action="store_true", help="all checkpoints of the folder; what they share is read once"
-    )
+    verify.add_argument("--all", action="store_true", help="all checkpoints; files that they share are read once")
     verify.set_defaults(command=_verify)
     export = actions.add_parser(
-        "export",
-        help="write keys and vectors of a table to a file",
-        description="Writes keys and vectors of one table, in the order in which they lie in the checkpoint, with little memory. "
-        "FILE.parquet has the columns key and vector (a list of fixed size); FILE.npz the arrays keys and vectors; FILE.npy the "
-        "vectors, with the keys in FILE.keys.npy beside it.",
+        "export", help="write the keys and vectors of a table to a file", description=EXPORT, epilog=EXPORT_EPILOG
     )
     export.add_argument("--table", required=True, metavar="T", help="the table, as `inspect` names it")
     export.add_argument("--to", required=True, metavar="FILE", help="FILE.parquet, FILE.npz or FILE.npy")
-    export.add_argument("--state", action="store_true", help="optimizer state too: a column or array `state`")
-    export.add_argument("--force", action="store_true", help="write over FILE if it is there")
+    export.add_argument("--state", action="store_true", help="also the optimizer state, as a column or array `state`")
+    export.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     export.set_defaults(command=_export)
     for action in (ls, inspect, verify, export):
         action.add_argument("run", metavar="RUN", help="a run directory, a folder of checkpoints, or one checkpoint")
         if action is not ls:
-            action.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step; default the last")
+            action.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step; default: the last")
         if action is not export:
-            action.add_argument("--json", metavar="FILE", help="write all of it here too ('-': standard output)")
+            action.add_argument("--json", metavar="FILE", help="also write all of it here ('-': standard output)")
+
+
+def _add_action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+    return parser
 
 
 def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.checkpoint.listing import list_folder
     from nestpipe.checkpoint.places import folder_at
-    from nestpipe.cli.main import check_json, write_json
 
-    check_json(args.json)
+    check_writable(args.json)
     folder, own = folder_at(Path(args.run))
     listing = list_folder(folder, args.best)
     shown = [one for one in listing.checkpoints if own in (None, one.manifest.step)]
@@ -90,12 +103,12 @@ def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
             for name, marked in ((f"best {listing.metric}", listing.best), ("last", listing.checkpoints[-1]))
             if marked is one
         ]
-        stands = [base.name for base in manifest.base]
+        bases = [base.name for base in manifest.base]
         rows = sum(group.rows for group in manifest.groups if not group.waiting)
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items() if value is not None)
         table.add_row(
             str(manifest.step),
-            "full" if manifest.full else f"stands on {stands[-1]}" + f" and {len(stands) - 1} more" * (len(stands) > 1),
+            "full" if manifest.full else f"incremental on {bases[-1]}",
             _bytes(manifest.bytes),
             f"{rows:,}",
             str(manifest.workers),
@@ -107,7 +120,7 @@ def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
             {
                 "step": manifest.step,
                 "full": manifest.full,
-                "base": stands,
+                "base": bases,
                 "bytes": manifest.bytes,
                 "rows": rows,
                 "workers": manifest.workers,
@@ -126,9 +139,8 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
 
     from nestpipe.checkpoint.listing import recipe_value
     from nestpipe.checkpoint.places import checkpoint_at
-    from nestpipe.cli.main import check_json, write_json
 
-    check_json(args.json)
+    check_writable(args.json)
     _, one = checkpoint_at(Path(args.run), args.step)
     manifest = one.manifest
     name = recipe_value(one, "name")
@@ -136,7 +148,7 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     groups = []
     for group in manifest.groups:
         size = group.rows * (group.dim + group.state_width) * np.dtype(group.dtype).itemsize
-        names = ", ".join(group.tables) + " (keys that wait for a row)" * group.waiting
+        names = ", ".join(group.tables) + " (keys not admitted yet)" * group.waiting
         row = [names, f"{group.rows:,}", str(group.dim), group.dtype, group.optimizer]
         tables.add_row(*row, str(group.state_width), _bytes(size))
         groups.append({**vars(group), "bytes": size})
@@ -144,12 +156,14 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     for file in manifest.files:
         rows = f"{file.rows:,}" if file.group >= 0 else ""
         files.add_row(file.name, file.kind, str(file.worker), rows, _bytes(file.bytes))
-    stands = [base.name for base in manifest.base]
+    bases = [base.name for base in manifest.base]
     positions = manifest.data.get("positions")
     _print(
         args,
         f"{one.path}: step {manifest.step} of {name or 'a run without a recipe'}, {manifest.workers} workers, {manifest.created}",
-        "full: it has all rows" if manifest.full else f"has what changed, and stands on {', '.join(stands)}",
+        "full: all rows"
+        if manifest.full
+        else f"incremental: rows that changed since {bases[-1]}; chain: {', '.join(bases)}",
         tables,
         files,
         *(
@@ -165,7 +179,7 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
         "recipe": name,
         "workers": manifest.workers,
         "created": manifest.created,
-        "base": stands,
+        "base": bases,
         "digest": one.digest,
         "groups": groups,
         "files": [vars(file) for file in manifest.files],
@@ -181,11 +195,10 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.checkpoint.errors import CheckpointError
     from nestpipe.checkpoint.manifest import name_of
     from nestpipe.checkpoint.places import folder_at
-    from nestpipe.cli.main import check_json, write_json
 
-    check_json(args.json)
+    check_writable(args.json)
     if args.all and args.step is not None:
-        raise ValueError("--all and --step exclude one another")
+        raise ValueError("--all and --step exclude each other")
     folder, own = folder_at(Path(args.run))
     wanted = own if args.step is None else args.step
     if args.all:
@@ -215,7 +228,7 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
         _print(
             args,
             f"step {step} is whole: {checked.rows:,} rows, {checked.files} files, {_bytes(checked.bytes)}"
-            + f", with the {checked.checkpoints - 1} that it stands on" * (checked.checkpoints > 1),
+            + f", in a chain of {checked.checkpoints} checkpoints" * (checked.checkpoints > 1),
         )
         lines.append({"step": step, **vars(checked)})
     write_json(args.json, {"path": str(folder.path), "checked": lines})
@@ -246,7 +259,7 @@ def _export(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 class _Progress:
-    """How far a command is and when it will be done, for those that take their time."""
+    """Progress of a command that takes longer than QUIET_SECONDS."""
 
     def __init__(self, title: str) -> None:
         from nestpipe.train.display import Display
@@ -254,7 +267,7 @@ class _Progress:
         self._display = Display(title)
         self._stack = ExitStack()
         self._started = time.perf_counter()
-        self._shows = False
+        self._shown = False
 
     def __enter__(self) -> _Progress:
         return self
@@ -263,14 +276,15 @@ class _Progress:
         self._stack.close()
 
     def tell(self, done: float) -> None:
-        if not self._shows and time.perf_counter() - self._started > PATIENCE:
+        if not self._shown and time.perf_counter() - self._started > QUIET_SECONDS:
             self._stack.enter_context(self._display)
-            self._shows = True
-        if self._shows:
+            self._shown = True
+        if self._shown:
             self._display.show(done, "read")
 
 
-def _table(title: str, *columns: str | tuple[str, int]) -> Any:
+def _table(title: str, *columns: str | tuple[str, int]) -> Table:
+    """A table whose columns are text, or numbers where given as a tuple."""
     from rich.table import Table
     from rich.text import Text
 
@@ -284,17 +298,11 @@ def _table(title: str, *columns: str | tuple[str, int]) -> Any:
 
 
 def _print(args: argparse.Namespace, *parts: Any) -> None:
-    """To standard output, or beside it where that is for JSON.  What comes from a checkpoint is text and no markup."""
-    from rich.console import Console
-
-    from nestpipe.cli.main import PIPE_WIDTH
-
-    console = Console(
-        stderr=args.json == "-", width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, highlight=False
-    )
+    """Prints text and tables.  A checkpoint's own names are text and never markup."""
+    out = console(args.json, markup=False, highlight=False)
     for part in parts:
         if part != "":
-            console.print(part, soft_wrap=isinstance(part, str))
+            out.print(part, soft_wrap=isinstance(part, str))
 
 
 def _bytes(count: float) -> str:

@@ -1,4 +1,4 @@
-"""`nestpipe evicted`: which keys a run has evicted, and how many."""
+"""`nestpipe evicted`: counts or lists the keys that a run has evicted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nestpipe.cli.output import check_writable, write_json
+
 if TYPE_CHECKING:
     from nestpipe.sparse.evictor import Evicted
 
-HELP = """\
-Counts the keys that a run has evicted, by table, or lists them: one line each, with table, key and the batch of the sweep.
-
+DESCRIPTION = """\
+Counts the keys that a run has evicted, by table, or lists them: one line per key, with table, key and the batch of the sweep.
+"""
+EPILOG = """\
+examples:
   nestpipe evicted runs/dlrm-20261116-120000
   nestpipe evicted runs/dlrm-20261116-120000 --list --table user > keys.tsv
 """
@@ -21,25 +25,21 @@ Counts the keys that a run has evicted, by table, or lists them: one line each, 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "evicted",
-        help="count or list the keys that a run has evicted",
-        description=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "evicted", help="count or list the keys that a run has evicted", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument(
-        "run", metavar="RUN", help="a run directory; on several machines each has its own workers' keys"
+        "run", metavar="RUN", help="a run directory; on several machines, each has the keys of its own workers"
     )
-    parser.add_argument("--table", metavar="T", help="only of this table")
-    parser.add_argument("--list", action="store_true", help="every key, by table, batch and key")
-    parser.add_argument("--json", metavar="FILE", help="write the counts here too ('-': standard output)")
-    parser.set_defaults(command=_evicted)
+    parser.add_argument("--table", metavar="T", help="only keys of this table")
+    parser.add_argument("--list", action="store_true", help="list every key, sorted by table, batch and key")
+    parser.add_argument("--json", metavar="FILE", help="also write the counts here ('-': standard output)")
+    parser.set_defaults(command=run)
 
 
-def _evicted(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.cli.main import check_json, write_json
+def run(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.train.evicted import read_evicted
 
-    check_json(args.json)
+    check_writable(args.json)
     if args.list and args.json == "-":
         raise ValueError("--list and --json cannot both be standard output: give --json a file")
     found = [part for part in read_evicted(Path(args.run)) if args.table in (None, part.table)]
@@ -53,13 +53,13 @@ def _evicted(args: argparse.Namespace, arguments: list[str]) -> int:
             print(f"{table}\t{count}")
     write_json(args.json, {"run": args.run, "evicted": counts, "total": sum(counts.values())})
     if not counts:
-        of = f" of table {args.table!r}" if args.table else ""
-        print(f"nestpipe: no keys{of} were evicted in {args.run}", file=sys.stderr)
+        of_table = f" of table {args.table!r}" if args.table else ""
+        print(f"nestpipe: {args.run} evicted no keys{of_table}", file=sys.stderr)
     return 0
 
 
 def _list(found: list[Evicted]) -> None:
-    """On standard output; whoever reads it may stop early."""
+    """On standard output, whose reader may stop early."""
     keys = ((part.table, part.batch, key) for part in found for key in part.keys.tolist())
     try:
         for table, batch, key in sorted(keys):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from nestpipe.cli.output import check_writable, console, write_json
+from nestpipe.cli.recipes import add_recipe_arguments
+from nestpipe.cli.workers import add_result_argument, result_of_workers
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nestpipe.comm.world import World
+    from nestpipe.config.recipe import Recipe
 
 DESCRIPTION = """\
-Measures a recipe on its own data and workers for about a minute: as it stands, under `serial` and `nested`, with compute alone
-and with the wire alone.  Says what bounds the step, what is hidden, what is exposed, and what to change, with the figures.
-Trains nothing that is kept and writes nothing; tables begin empty.
-
+Measures a recipe on its own data and workers for about a minute: as it is, under `serial` and `nested`, with compute alone and
+with the wire alone.  Says what bounds the step, what is hidden, what is exposed, and what to change, with figures.  Tables start
+empty; nothing that it trains is kept, and it writes no run directory.
+"""
+EPILOG = """\
+examples:
   nestpipe profile dlrm                                        a shipped recipe, by name
-  nestpipe profile my.toml --workers 4 --seconds 120           longer, where the machine is noisy
+  nestpipe profile my.toml --workers 4 --seconds 120           longer, on a noisy machine
   nestpipe profile my.toml --schedule nested --set pipeline.micro_batches=8
   nestpipe profile timed --set tables.disk_path=/tmp --set tables.dram_rows=100000
   torchrun --nnodes 2 --nproc-per-node 8 ... -m nestpipe profile my.toml   on the cluster itself
@@ -28,94 +31,60 @@ Trains nothing that is kept and writes nothing; tables begin empty.
 LEAST_SECONDS, MOST_SECONDS = 1.0, 86_400.0
 
 
-def add_parser(commands: Any, recipe_flags: Callable[[argparse.ArgumentParser], None]) -> None:
+def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "profile",
-        help="say what bounds a recipe's step, and what to change",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "profile", help="find what bounds a recipe's step, and what to change", description=DESCRIPTION, epilog=EPILOG
     )
-    recipe_flags(parser)
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="how long to measure; default 60")
-    parser.add_argument("--json", metavar="FILE", help="write all figures here too ('-': standard output)")
-    parser.add_argument("--quiet", action="store_true", help="no progress line")
-    parser.add_argument("--result", help=argparse.SUPPRESS)  # where a launched worker leaves the result for its parent
+    add_recipe_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="how long to measure; default: 60")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures here ('-': standard output)")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_result_argument(parser)
     parser.set_defaults(command=run)
 
 
 def run(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.cli.main import check_json, load
+    def work(recipe: Recipe, world: World) -> dict[str, Any]:
+        from nestpipe.lab.profile import profile
+        from nestpipe.train.display import Display
 
-    if "RANK" in os.environ:
-        from nestpipe.launch.signals import end_on_signals
+        with Display(f"profile {recipe.name}", on=world.rank == 0 and not args.quiet) as display:
+            return profile(recipe, args.seconds, world, display.show)
 
-        end_on_signals()
-    check_json(args.json)
+    check_writable(args.json)
     if not LEAST_SECONDS <= args.seconds <= MOST_SECONDS:
         raise ValueError(f"--seconds must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {args.seconds:g}")
     if args.steps is not None:
-        raise ValueError("--steps is not for profile, which measures for --seconds")
-    if "RANK" in os.environ:
-        result = _profile_here(args)
-        if result is not None and args.result:
-            Path(args.result).write_text(json.dumps(result))
-            return 0
-        return _tell(args, result) if result is not None else 0
-    workers = load(args).train.workers
-    if workers == 1:
-        result = _profile_here(args)
-    else:
-        from nestpipe.launch.launcher import launch
-
-        with tempfile.TemporaryDirectory(prefix="nestpipe-profile-") as folder:
-            place = Path(folder) / "result.json"
-            launch([*arguments, "--result", str(place)], workers, args.port)
-            result = json.loads(place.read_text())
-    assert result is not None
-    return _tell(args, result)
-
-
-def _profile_here(args: argparse.Namespace) -> dict[str, Any] | None:
-    """On worker 0 the result, elsewhere None."""
-    from nestpipe.cli.main import load
-    from nestpipe.lab.profile import profile
-    from nestpipe.launch.launcher import join
-    from nestpipe.train.display import Display
-
-    recipe = load(args)
-    world = join(recipe.train.timeout)
-    with Display(f"profile {recipe.name}", on=world.rank == 0 and not args.quiet) as display:
-        result = profile(recipe, args.seconds, world, display.show)
-    world.leave()
-    return result if world.rank == 0 else None
-
-
-def _tell(args: argparse.Namespace, result: dict[str, Any]) -> int:
-    from nestpipe.cli.main import PIPE_WIDTH, write_json
-
-    console = Console(
-        width=None if sys.stdout.isatty() else PIPE_WIDTH, stderr=args.json == "-", highlight=False, soft_wrap=True
-    )
-    console.print(_table(result))
-    for note in result["notes"]:
-        console.print(f"note: {note}", style="dim", markup=False)
-    console.print("\nwhat the step is made of", style="bold")
-    for sentence in result["outcome"]:
-        console.print(f"- {sentence}", markup=False)
-    console.print("\nwhat to change", style="bold")
-    for number, change in enumerate(result["changes"], start=1):
-        console.print(f"{number}. {change['text']}", markup=False)
-    write_json(args.json, result)
+        raise ValueError("profile takes no --steps: it measures for --seconds")
+    result = result_of_workers(args, arguments, work)
+    if result is not None:
+        _show(args, result)
     return 0
 
 
+def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    out = console(args.json, highlight=False, soft_wrap=True)
+    out.print(_table(result))
+    for note in result["notes"]:
+        out.print(f"note: {note}", style="dim", markup=False)
+    out.print("\nwhat the step is made of", style="bold")
+    for sentence in result["outcome"]:
+        out.print(f"- {sentence}", markup=False)
+    out.print("\nwhat to change", style="bold")
+    for number, change in enumerate(result["changes"], start=1):
+        out.print(f"{number}. {change['text']}", markup=False)
+    write_json(args.json, result)
+
+
 def _table(result: dict[str, Any]) -> Table:
+    from rich.table import Table
+
     workers = f"{result['workers']} worker" + "s" * (result["workers"] > 1)
     rounds = f"{result['rounds']} round" + "s" * (result["rounds"] > 1)
     title = (
         f"{result['recipe']} on {workers}, {rounds} of {result['steps_per_turn']} steps in {result['seconds']:.0f} s; "
     )
-    table = Table(title=title + "of each step the exposed ms", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title + "exposed ms of each step, by stage", title_justify="left", box=None, pad_edge=False)
     groups = list(result["variants"][0]["exposed_ms"])
     for column in ("variant", "ms/step", "spread", "samples/s", *groups):
         table.add_column(column, justify="left" if column == "variant" else "right")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from nestpipe.cli.recipes import read_recipe
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from nestpipe.schedule.clock import ClockSpan
     from nestpipe.schedule.options import Options
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 MOST_BATCHES, MOST_MICRO_BATCHES = 32, 32
 """What a person would look at, and what `--check` proves in less than a minute."""
 
@@ -98,12 +99,9 @@ def _options(args: argparse.Namespace, name: str, micros: int | None) -> tuple[O
 
     if args.recipe is None:
         return replace(DEFAULT, evicts=True), micros or 1  # a list that is exact with eviction is exact without
-    from nestpipe.config.recipe import load_recipe
-    from nestpipe.data.kinds import KINDS as DATA
-    from nestpipe.models.kinds import KINDS as MODELS
     from nestpipe.train.build import recipe_options
 
-    recipe = load_recipe(args.recipe, [*args.set, f"pipeline.schedule={name}"], DATA, MODELS, RECIPES)
+    recipe = read_recipe(args.recipe, [*args.set, f"pipeline.schedule={name}"])
     given = recipe.pipeline.micro_batches
     if micros is None:
         if isinstance(given, str):

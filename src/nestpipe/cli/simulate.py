@@ -1,71 +1,78 @@
-"""`nestpipe simulate`: the schedules on a cluster that is not there."""
+"""`nestpipe simulate`: the schedules on a cluster of any size, by a cost model."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from nestpipe.cli.main import PIPE_WIDTH, check_json, write_json
+from nestpipe.cli.output import check_writable, console, write_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nestpipe.sim.figures import Settings
     from nestpipe.sim.profile import Profile
     from nestpipe.sim.published import Comparison
 
 DESCRIPTION = """\
 Runs the action lists of the schedules on a virtual clock: step time, exposed lookup and All2All, speedup and scaling on clusters
-of any size.  What things cost comes from a profile.  Without arguments: the published cluster, beside every published figure.
-
+of any size.  A profile says what everything costs.  Without arguments: the published cluster, beside every published figure.
+"""
+EPILOG = """\
+examples:
   nestpipe simulate                                       1,536 workers, and how far off each published figure is
   nestpipe simulate --workers 128,1536,10240              several sizes
   nestpipe simulate --sweep micro --svg micro.svg         one thing varied: workers, micro, batch, link or skew
   nestpipe simulate --system nestpipe --micro 16 --skew 0.5 --topology hierarchical:8
-  nestpipe simulate --calibrate lab.toml                  measures this machine (root, some minutes) and writes a profile
+  nestpipe simulate --calibrate lab.toml                  measure this machine (root, some minutes) and write a profile
   nestpipe simulate --profile lab.toml --workers 2,3,4 --link-speed 0.5
 """
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "simulate",
-        help="step times on clusters of any size, by a cost model",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "simulate", help="simulate step times on clusters of any size", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument(
-        "--profile", default="paper-npu", metavar="P", help="paper-npu, lab, or a file; default paper-npu"
+        "--profile", default="paper-npu", metavar="P", help="paper-npu, lab, or a file; default: paper-npu"
     )
-    parser.add_argument("--workers", metavar="N,…", help="cluster sizes; default 1536, or the profile's own")
-    parser.add_argument("--system", action="append", default=[], metavar="S", help="only this one; may be repeated")
+    parser.add_argument("--workers", metavar="N,...", help="cluster sizes; default: the profile's, or 1536")
+    parser.add_argument("--system", action="append", default=[], metavar="S", help="only this system; repeatable")
     parser.add_argument("--micro", type=int, metavar="N", help="micro-batches of systems that have them")
-    parser.add_argument("--batch", type=int, metavar="B", help="samples of a worker's batch")
-    parser.add_argument("--link-speed", type=float, default=1.0, metavar="X", help="times the profile's; default 1")
-    parser.add_argument("--skew", type=float, default=0.0, metavar="X", help="busiest owner above the mean; default 0")
+    parser.add_argument("--batch", type=int, metavar="B", help="samples in a worker's batch")
     parser.add_argument(
-        "--jitter", type=float, metavar="X", help="spread of compute over workers, as a share; default the profile's"
+        "--link-speed", type=float, default=1.0, metavar="X", help="a multiple of the profile's; default: 1"
+    )
+    parser.add_argument(
+        "--skew", type=float, default=0.0, metavar="X", help="load of the busiest owner above the mean; default: 0"
+    )
+    parser.add_argument(
+        "--jitter", type=float, metavar="X", help="spread of compute over workers, as a share; default: the profile's"
     )
     parser.add_argument("--topology", default="full-mesh", metavar="T", help="full-mesh, groups:G or hierarchical:K")
-    parser.add_argument("--steps", type=int, default=50, metavar="N", help="simulated steps, the first 10 not counted")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=50,
+        metavar="N",
+        help="steps to simulate; the first 10 are not counted; default: 50",
+    )
     parser.add_argument("--sweep", metavar="AXIS", help="vary workers, micro, batch, link or skew")
     parser.add_argument("--svg", metavar="FILE", help="with --sweep: draw it here")
     parser.add_argument("--calibrate", metavar="FILE", help="measure this machine and write its profile here")
     parser.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
-    parser.set_defaults(command=_simulate)
+    parser.set_defaults(command=run)
 
 
-def _simulate(args: argparse.Namespace, arguments: list[str]) -> int:
+def run(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.sim.figures import Settings
     from nestpipe.sim.profile import load_profile
 
-    check_json(args.json)
+    check_writable(args.json)
     if args.calibrate is not None:
         return _calibrate(args)
     if args.svg is not None and args.sweep is None:
@@ -74,16 +81,15 @@ def _simulate(args: argparse.Namespace, arguments: list[str]) -> int:
     if args.jitter is not None:
         profile = replace(profile, jitter=args.jitter)
     settings = Settings(args.micro, args.batch, args.link_speed, args.skew, args.topology, args.steps)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, stderr=args.json == "-")
+    out = console(args.json)
     workers = _workers(args.workers, profile)
-    return (
-        _sweep(args, profile, workers, settings, console)
-        if args.sweep
-        else _table(args, profile, workers, settings, console)
-    )
+    show = _sweep if args.sweep else _table
+    return show(args, profile, workers, settings, out)
 
 
-def _table(args: argparse.Namespace, profile: Profile, workers: list[int], settings: Settings, console: Console) -> int:
+def _table(args: argparse.Namespace, profile: Profile, workers: list[int], settings: Settings, out: Console) -> int:
+    from rich.table import Table
+
     from nestpipe.sim import published
     from nestpipe.sim.figures import Settings, table
     from nestpipe.sim.systems import exact
@@ -120,25 +126,27 @@ def _table(args: argparse.Namespace, profile: Profile, workers: list[int], setti
             f"{row['scaling_efficiency']:.1%}",
             exact(row["system"]),
         )
-    console.print(shown)
-    console.print(
-        f"lookup, All2All: what of them the step waited for.  scaling: against {profile.reference_workers} workers, "
+    out.print(shown)
+    out.print(
+        f"lookup, All2All: the part that the step waited for.  scaling: against {profile.reference_workers} workers, "
         "the batch of each worker the same.  exact: what `check` says of the schedule."
     )
     result: dict[str, Any] = {"profile": args.profile, "rows": rows, "seconds": took}
     code = 0
     if args.profile == published.PROFILE and settings == Settings() and args.jitter is None:
         found = published.compare(profile)
-        _print_comparison(console, found, profile)
+        _print_comparison(out, found, profile)
         result["published"] = [{**vars(one), "error": one.error, "holds": one.holds} for one in found]
         code = 0 if all(one.holds for one in found) else 1
     for line in profile.assumptions:
-        console.print(f"assumed: {line}", style="dim", soft_wrap=True, highlight=False)
+        out.print(f"assumed: {line}", style="dim", soft_wrap=True, highlight=False)
     write_json(args.json, result)
     return code
 
 
-def _print_comparison(console: Console, found: Sequence[Comparison], profile: Profile) -> None:
+def _print_comparison(out: Console, found: Sequence[Comparison], profile: Profile) -> None:
+    from rich.table import Table
+
     from nestpipe.sim.published import PERCENT, POINTS
 
     title = f"{len(found)} published figures (1,536 workers where none are named), {len(profile.fitted)} fitted numbers"
@@ -155,18 +163,19 @@ def _print_comparison(console: Console, found: Sequence[Comparison], profile: Pr
             f"{one.error:+.1f}{unit}",
             outcome,
         )
-    console.print(shown)
+    out.print(shown)
 
 
-def _sweep(args: argparse.Namespace, profile: Profile, workers: list[int], settings: Settings, console: Console) -> int:
+def _sweep(args: argparse.Namespace, profile: Profile, workers: list[int], settings: Settings, out: Console) -> int:
+    from rich.table import Table
+
     from nestpipe.sim.plot import plot
     from nestpipe.sim.sweep import AXES, sweep
     from nestpipe.train.display import Display
 
     if args.sweep not in AXES:
         raise ValueError(f"--sweep must be one of {', '.join(AXES)}, not {args.sweep!r}")
-    if args.svg is not None and not Path(args.svg).parent.is_dir():
-        raise ValueError(f"--svg {args.svg} cannot be written: there is no folder '{Path(args.svg).parent}'")
+    check_writable(args.svg, "--svg")
     if args.sweep != "workers" and len(workers) > 1:
         raise ValueError(f"--sweep {args.sweep} takes one number of workers, not {len(workers)}")
     axis = AXES[args.sweep]
@@ -183,7 +192,7 @@ def _sweep(args: argparse.Namespace, profile: Profile, workers: list[int], setti
     for value in axis.values:
         cells = [f"{by[value, name][what]:,.2f}" if axis.speedup else f"{by[value, name][what]:,.0f}" for name in names]
         shown.add_row(f"{value:,g}", *cells)
-    console.print(shown)
+    out.print(shown)
     if args.svg is not None:
         lines = {name: [(value, by[value, name][what]) for value in axis.values] for name in names}
         Path(args.svg).write_text(plot(lines, f"{profile.title}{where}", axis.title, up), encoding="utf-8")
@@ -196,11 +205,13 @@ def _calibrate(args: argparse.Namespace) -> int:
     from nestpipe.train.display import Display
 
     if not args.calibrate.endswith(".toml") or not Path(args.calibrate).absolute().parent.is_dir():
-        raise ValueError(f"--calibrate {args.calibrate}: give a file that ends in .toml, in a folder that is there")
+        raise ValueError(f"--calibrate {args.calibrate}: the file must end in .toml, in a folder that exists")
     with Display("calibrate") as display:
         values, measured = calibrate(display.show)
     Path(args.calibrate).write_text(to_toml(values), encoding="utf-8")
-    print(f"{args.calibrate}: use it with `nestpipe simulate --profile {args.calibrate}`")
+    console(args.json).print(
+        f"{args.calibrate}: use it with `nestpipe simulate --profile {args.calibrate}`", highlight=False, soft_wrap=True
+    )
     write_json(args.json, {"profile": values, "measured": measured})
     return 0
 
@@ -211,7 +222,7 @@ def _workers(text: str | None, profile: Profile) -> list[int]:
     found = []
     for part in text.split(","):
         if not (part.strip().isascii() and part.strip().isdigit() and 1 <= int(part.strip()[:9]) <= 1_000_000):
-            raise ValueError(f"--workers must be numbers from 1 to 1000000 with commas between, not {text!r}")
+            raise ValueError(f"--workers must be numbers from 1 to 1000000, separated by commas, not {text!r}")
         found.append(int(part))
     return found
 

@@ -1,83 +1,61 @@
-"""`nestpipe verify`: is a schedule, on this recipe and this machine, bit for bit what `serial` is?"""
+"""`nestpipe verify`: compares a schedule with `serial`, bit for bit, on this recipe and this machine."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from nestpipe.cli.output import check_writable, write_json
+from nestpipe.cli.recipes import add_recipe_arguments
+from nestpipe.cli.workers import add_result_argument, result_of_workers
+
+if TYPE_CHECKING:
+    from nestpipe.comm.world import World
+    from nestpipe.config.recipe import Recipe
 
 DESCRIPTION = """\
-Runs a recipe twice from one seed, under `serial` and under the schedule asked for, and compares losses, every row, every
-optimizer state and every dense parameter bit for bit.  Exits 1 and names the first difference where there is one.
-
+Runs 100 steps of a recipe (or --steps) twice from one seed, under `serial` and under the given schedule, and compares losses,
+every row, every optimizer state and every dense parameter bit for bit.  Exits with 1 and names the first difference if there is
+one.
+"""
+EPILOG = """\
+examples:
   nestpipe verify dlrm --schedule dbp --workers 2 --steps 200
+  nestpipe verify my.toml --schedule nested --set pipeline.micro_batches=8
+  nestpipe verify my.toml --check staleness --json verified.json
 """
 
 
-def add_parser(commands: Any, recipe_flags: Callable[[argparse.ArgumentParser], None]) -> None:
+def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "verify",
-        help="compare a schedule with serial, bit for bit",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "verify", help="compare a schedule with serial, bit for bit", description=DESCRIPTION, epilog=EPILOG
     )
-    recipe_flags(parser)
-    parser.add_argument("--check", choices=["staleness"], help="verify the version of every row that is read, too")
-    parser.add_argument("--json", metavar="FILE", help="write the result here too ('-': standard output)")
-    parser.add_argument("--quiet", action="store_true", help="no progress line")
-    parser.add_argument("--result", help=argparse.SUPPRESS)  # where a launched worker leaves the result for its parent
+    add_recipe_arguments(parser)
+    parser.add_argument("--check", choices=["staleness"], help="also verify the version of every row that is read")
+    parser.add_argument("--json", metavar="FILE", help="also write the result here ('-': standard output)")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_result_argument(parser)
     parser.set_defaults(command=run, steps=100)
 
 
 def run(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.cli.main import check_json, load, write_json
+    def work(recipe: Recipe, world: World) -> dict[str, Any]:
+        from nestpipe.train.display import Display
+        from nestpipe.train.verify import verify
 
-    if "RANK" in os.environ:
-        from nestpipe.launch.signals import end_on_signals
+        with Display(f"verify {recipe.name}", on=world.rank == 0 and not args.quiet) as display:
+            return verify(recipe, args.steps, world, display.show, check_staleness=args.check == "staleness")
 
-        end_on_signals()
-        result = _verify_here(args)
-        if result is not None and args.result:
-            Path(args.result).write_text(json.dumps(result))
-            return 0
-        return _tell(result) if result is not None else 0
-    check_json(args.json)
-    recipe = load(args)
-    if recipe.train.workers == 1:
-        result = _verify_here(args)
-    else:
-        from nestpipe.launch.launcher import launch
-
-        with tempfile.TemporaryDirectory(prefix="nestpipe-verify-") as folder:
-            place = Path(folder) / "result.json"
-            launch([*arguments, "--result", str(place)], recipe.train.workers, args.port)
-            result = json.loads(place.read_text())
-    assert result is not None
+    check_writable(args.json)
+    result = result_of_workers(args, arguments, work)
+    if result is None:
+        return 0
     write_json(args.json, result)
-    return _tell(result)
+    return _show(result)
 
 
-def _verify_here(args: argparse.Namespace) -> dict[str, Any] | None:
-    """On worker 0 the result, elsewhere None."""
-    from nestpipe.cli.main import load
-    from nestpipe.launch.launcher import join
-    from nestpipe.train.display import Display
-    from nestpipe.train.verify import verify
-
-    recipe = load(args)
-    world = join(recipe.train.timeout)
-    with Display(f"verify {recipe.name}", on=world.rank == 0 and not args.quiet) as display:
-        result = verify(recipe, args.steps, world, display.show, check_staleness=args.check == "staleness")
-    world.leave()
-    return result if world.rank == 0 else None
-
-
-def _tell(result: dict[str, Any]) -> int:
+def _show(result: dict[str, Any]) -> int:
     compared = result["compared"]
     workers = f"{result['workers']} worker" + "s" * (result["workers"] > 1)
     what = f"{result['schedule']} and serial, {workers}, {result['steps']} steps"

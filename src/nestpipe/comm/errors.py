@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nestpipe.errors import NestPipeError
 
-class PeerLost(RuntimeError):
+
+class PeerLost(NestPipeError, RuntimeError):
     """Another worker died or stalled: a consequence, whose cause is in that worker's own error."""

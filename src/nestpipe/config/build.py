@@ -10,13 +10,16 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from nestpipe.config.wording import show, wording
+from nestpipe.errors import NestPipeError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class RecipeError(ValueError):
+class RecipeError(NestPipeError, ValueError):
     """The recipe cannot be run; the message is one line and names the key to change."""
+
+    exit_code = 2
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))

@@ -76,7 +76,3 @@ class EvictionPolicy:
     def given_horizon(self, batch: int) -> int:
         """The horizon that `ttl_horizons` gives for the sweep before `batch`."""
         return max((horizon for sweep, horizon in self.ttl_horizons or () if sweep <= batch), default=0)
-
-
-TableLife = EvictionPolicy
-"""Old name of `EvictionPolicy`."""

@@ -14,12 +14,15 @@ from typing import Protocol
 import numpy as np
 
 from nestpipe.data.batch import Batch
+from nestpipe.errors import NestPipeError
 
 Interval = tuple[int, int]
 
 
-class DataError(ValueError):
+class DataError(NestPipeError, ValueError):
     """The data is not what the recipe says; the message names the file and the place."""
+
+    exit_code = 2
 
 
 class Source(Protocol):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.config.build import build
+from nestpipe.errors import NestPipeError
 
 REPOSITORY = Path(__file__).parents[3]
 LADDERS = REPOSITORY / "bench"
@@ -101,7 +102,7 @@ class Ladder:
         return replace(self, rungs=rungs, limit=limit, hides=hides, mix=mix, best=best)
 
 
-class BenchError(RuntimeError):
+class BenchError(NestPipeError, RuntimeError):
     """A ladder cannot be run, or a rung failed; the message is one line."""
 
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+from nestpipe.errors import NestPipeError
+
 REGISTER = Path("/run/nestpipe-lab")
 """One file per lab: its name, hosts and the process that made it."""
 MOST_HOSTS = 200
@@ -32,7 +34,7 @@ def megabytes_per_ms(rate: str) -> float:
     return float(rate[:-4]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[rate[-4:]] / 8 / 1e9
 
 
-class LabError(RuntimeError):
+class LabError(NestPipeError, RuntimeError):
     """The lab cannot be made here; the message is one line."""
 
 

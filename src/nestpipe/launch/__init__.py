@@ -1,0 +1,1 @@
+"""Processes: starting local workers, joining them, restarts, signals, and why a worker ended."""

@@ -1,4 +1,4 @@
-"""How a worker ends on a signal.  Imports nothing heavy: a worker is to be in order before torch is loaded."""
+"""How a worker ends on a signal.  Imports nothing heavy: a worker must be ready for signals before torch is loaded."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from contextlib import contextmanager, suppress
 
 GRACE_SECONDS = 1.0
 LAUNCHER = "NESTPIPE_LAUNCHER"
-"""Names the process that has started this worker."""
+"""The environment variable with the process id of the launcher that started this worker."""
 
 last_words: list[Callable[[], None]] = []
-"""What a worker still does when a signal ends it: short, and from a thread of its own while the others run on."""
+"""What a worker still does when a signal ends it.  Must be short; runs in its own thread while the others continue."""
 
 _orderly: list[tuple[Callable[[], None], float]] = []
-"""How to ask for an orderly end, where there is a way, and how many seconds it may take."""
+"""How to request an orderly end, if there is a way, and how many seconds it may take."""
 _watched = False
 
 
 @contextmanager
 def ending_orderly(ask: Callable[[], None], seconds: float) -> Iterator[None]:
-    """While entered, the first SIGTERM calls `ask` and lets the process end by itself; after `seconds` it is ended."""
+    """Inside, the first SIGTERM calls `ask` and lets the process end by itself; it is ended after `seconds`."""
     entry = (ask, seconds)
     _orderly.append(entry)
     before = None
     if not _watched and threading.current_thread() is threading.main_thread():
 
         def answer(number: int, frame: object) -> None:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one means it
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process
             ask()
             threading.Thread(target=_end_after, args=(seconds, number), name="nestpipe-patience", daemon=True).start()
 
@@ -55,21 +55,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_launcher() -> None:
-    """A worker whose launcher is killed goes with it: it must not go on writing where the run is resumed meanwhile."""
+    """Ends this worker when its launcher is killed: it must not keep writing while the run is resumed elsewhere."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     launcher = int(os.environ.get(LAUNCHER, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it was killed before this worker could say so
+    if os.getppid() != launcher:  # killed before this worker could ask for the signal
         os._exit(128 + signal.SIGKILL)
 
 
 def end_on_signals() -> None:
     """Lets SIGINT and SIGTERM end this worker even while it is blocked in an exchange; call it before threads start.
 
-    After SIGTERM there is an orderly end where there is a way to one (`ending_orderly`); else a moment's grace: the launcher
-    sends it when another worker has failed, and an exchange with a dead worker fails at once, so that this one can still say
-    what it was doing.
+    After SIGTERM the worker ends in order if it can (`ending_orderly`), or else after a moment of grace: the launcher sends it
+    when another worker has failed, and since an exchange with a dead worker fails at once, this one can still report what it was
+    doing.
     """
     global _watched
     _watched = True
@@ -82,10 +82,10 @@ def end_on_signals() -> None:
         until = time.monotonic() + GRACE_SECONDS
         while received == signal.SIGTERM and not _orderly and time.monotonic() < until:
             time.sleep(0.01)
-        if received == signal.SIGTERM and _orderly:  # maybe only now: training that begins meanwhile is not cut off
+        if received == signal.SIGTERM and _orderly:  # training that starts during the grace may finish what it starts
             ask, seconds = _orderly[-1]
             ask()
-            signal.sigtimedwait(signals, seconds)  # another one, or too late: then at once
+            signal.sigtimedwait(signals, seconds)  # ends the worker: a second signal, or too late
         for say in tuple(last_words):
             with suppress(Exception):
                 say()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nestpipe.errors import NestPipeError
 from nestpipe.ops import pooling_kernels
 from nestpipe.tables import kernels
 
@@ -34,7 +35,7 @@ class Bags:
     """[L]: first output column of each lookup."""
 
 
-class Untrained(RuntimeError):
+class Untrained(NestPipeError, RuntimeError):
     """A backward pass reached rows that were looked up outside a pipeline."""
 
     def __init__(self) -> None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from nestpipe.data.batch import Batch
+from nestpipe.errors import NestPipeError
 
 REQUESTS = ("checkpoint", "stop")
 """What a worker may ask all others to do after a step.  All learn of it in `agree`, so all do it after the same step."""
 
 
-class NotFinite(ArithmeticError):
+class NotFinite(NestPipeError, ArithmeticError):
     """A loss or gradient was NaN or infinite; nothing of that batch was applied."""
 
     on_all_workers = True

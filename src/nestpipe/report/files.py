@@ -7,9 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from nestpipe.errors import NestPipeError
 
-class ReportError(ValueError):
+
+class ReportError(NestPipeError, ValueError):
     """A file cannot be shown; the message is one line, names the file and says what to do."""
+
+    exit_code = 2
 
 
 def read_text(path: Path, advice: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nestpipe.errors import NestPipeError
 from nestpipe.schedule.action import Action, Name
 from nestpipe.schedule.stages import CALLERS_LANE, LANES
 
@@ -52,7 +53,7 @@ class Run:
     stop: Times
 
 
-class Deadlock(RuntimeError):
+class Deadlock(NestPipeError, RuntimeError):
     """Actions wait for each other; the message is one line."""
 
 

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nestpipe.config.build import build
+from nestpipe.errors import NestPipeError
 from nestpipe.schedule.stages import STAGES
 
 PROFILES = Path(__file__).parent / "profiles"
 
 
-class ProfileError(ValueError):
+class ProfileError(NestPipeError, ValueError):
     """The profile cannot be used; the message is one line and names the key to change."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)

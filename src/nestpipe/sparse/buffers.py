@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 
+from nestpipe.errors import NestPipeError
 from nestpipe.tables.group import TableGroup
 
 ROOM = 1.25
@@ -19,8 +20,10 @@ MEMORY = 64
 """A buffer that is twice as large as any of this many recent batches needed is freed."""
 
 
-class BufferLimit(MemoryError):
+class BufferLimit(NestPipeError, MemoryError):
     """A batch needs more buffer memory than memory.buffer_limit allows."""
+
+    exit_code = 2
 
 
 class RowBuffer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nestpipe.errors import NestPipeError
 from nestpipe.keys.index import HashIndex
 from nestpipe.keys.slab import Slab
 from nestpipe.sparse.batch_context import BatchContext
@@ -18,7 +19,7 @@ UNFILLED = -1
 """The stamp of a row that `sync` has still to fill."""
 
 
-class StaleRead(RuntimeError):
+class StaleRead(NestPipeError, RuntimeError):
     """A batch was about to use a row that is not up to date."""
 
 

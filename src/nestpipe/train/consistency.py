@@ -10,10 +10,13 @@ import torch.distributed as dist
 
 from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
+from nestpipe.errors import NestPipeError
 
 
-class NotConsistent(ValueError):
+class NotConsistent(NestPipeError, ValueError):
     """Workers see different files; the message is one line, and the same on all of them."""
+
+    exit_code = 2
 
 
 def gather_counts(world: World, mine: Mapping[str, int]) -> dict[str, int]:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.config.recipe import Recipe
+from nestpipe.errors import NestPipeError
+from nestpipe.launch.restarts import LAUNCH_FILE
 
-LAUNCH_FILE = "launch"
-"""The name of the launch that trains the run and may go on with it, if it writes checkpoints."""
 
-
-class RunError(ValueError):
+class RunError(NestPipeError, ValueError):
     """The run directory cannot be used; the message is one line and says what to do."""
+
+    exit_code = 2
 
 
 class RunDirectory:

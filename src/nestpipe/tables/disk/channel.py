@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
+from functools import cache
 
 import numpy as np
 
 from nestpipe.tables.disk.file import TRUNCATED, DiskFile, DiskTierError
 from nestpipe.tables.disk.preads import Preads
 from nestpipe.tables.disk.uring import Ring
+
+log = logging.getLogger("nestpipe.tables.disk")
 
 PIECE = 1 << 18
 """Long transfers are split into pieces of this many bytes, so that several are in flight."""
@@ -61,4 +65,10 @@ def _open_io(io: str, memory: np.ndarray) -> Ring | Preads:
         except OSError as error:
             if io == "io_uring":
                 raise DiskTierError(f"{error.strerror}; io=threads works everywhere") from None
+            _log_fallback(str(error.strerror))
     return Preads(memory)
+
+
+@cache  # once, however many channels there are
+def _log_fallback(reason: str) -> None:
+    log.info("io_uring is not available (%s): the disk tier reads and writes with threads", reason)

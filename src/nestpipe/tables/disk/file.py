@@ -12,13 +12,15 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from nestpipe.errors import NestPipeError
+
 BLOCK = 4096
 """Writes are multiples of this, and so are reads unless the disk can address smaller units."""
 _AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class DiskTierError(OSError):
+class DiskTierError(NestPipeError, OSError):
     """The disk tier cannot continue: no space, no file, or corrupt bytes.
 
     The message is one line and says what to change.
