@@ -1,4 +1,4 @@
-"""docs/checkpoints.md: what it says suffices to read a checkpoint."""
+"""docs/checkpoints.md is enough to read a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nestpipe.checkpoint.manifest import name_of
 
 
 def test_the_documented_reader_reads_a_checkpoint(tmp_path: Path) -> None:
-    """The program in the docs, run as it stands there, finds every row of a chain with removed keys, bit for bit."""
+    """The program in the docs, run verbatim, finds every row of a chain with removed keys, bit for bit."""
     tables = make(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -13,7 +13,7 @@ from nestpipe.config.recipe import Recipe, load_recipe, parse_recipe
 from nestpipe.data.kinds import KINDS as DATA
 from nestpipe.models.kinds import KINDS as MODELS
 from nestpipe.train.build import make_pipeline, open_source
-from nestpipe.train.checkpoints import find_resumed, go_on
+from nestpipe.train.checkpoints import find_resumed, restore_run
 from nestpipe.train.digest import digest
 from nestpipe.train.trainer import train
 
@@ -63,7 +63,7 @@ def digest_at(world: World, model: str, settings: list[str], run: str, step: int
     resumed = find_resumed(recipe, Path(run), step, lambda text: parse_recipe(text, DATA, MODELS))
     assert resumed is not None
     pipeline = make_pipeline(recipe, open_source(recipe, "train", world), world)
-    go_on(pipeline, resumed, lambda done: None)
+    restore_run(pipeline, resumed, lambda done: None)
     found = digest(pipeline)
     pipeline.close()
     return found

@@ -1,4 +1,4 @@
-"""`nestpipe checkpoint`: what checkpoints there are, what is in them, whether they are whole, and their tables for others."""
+"""`nestpipe checkpoint`: lists, inspects, verifies and exports checkpoints."""
 
 from __future__ import annotations
 
@@ -10,63 +10,66 @@ from pathlib import Path
 from typing import Any
 
 HELP = """\
-Looks at checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint (step-…).
+Lists, inspects, verifies and exports checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint
+(step-…).
 
-  nestpipe checkpoint ls RUN                          what there is, which is the best and which the last
-  nestpipe checkpoint inspect RUN --step 500          tables, files, place in the data
-  nestpipe checkpoint verify RUN                      reads every byte of the last one and of what it stands on
+  nestpipe checkpoint ls RUN                          list all checkpoints; marks the best and the last
+  nestpipe checkpoint inspect RUN --step 500          show tables, files and data position
+  nestpipe checkpoint verify RUN                      read every byte of the last checkpoint and its base
   nestpipe checkpoint export RUN --table item --to item.parquet
-                                                      keys and vectors of a table, for other programs
+                                                      write keys and vectors of a table, for other programs
 
-A table exported so can begin another training: tables.initial = { item = "item.parquet" } in a recipe puts all of its
-rows there before the first step, whether or not they are ever trained.
+An exported table can start another training: tables.initial = { item = "item.parquet" } in a recipe creates all of its
+rows before the first step, whether or not they are ever trained.
 """
 
 
 PATIENCE = 3.0
-"""Seconds that a command may take without a word."""
+"""Seconds before a command shows its progress."""
 
 
 def add(commands: Any, parser_class: type[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "checkpoint",
-        help="list, look into, verify and export checkpoints",
+        help="list, inspect, verify and export checkpoints",
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION", parser_class=parser_class)
-    ls = actions.add_parser("ls", help="list the checkpoints of a run, and what is left half written")
+    ls = actions.add_parser("ls", help="list the checkpoints of a run, and half-written leftovers")
     ls.add_argument(
-        "--best", metavar="METRIC", help="mark the best by this metric; default checkpoint.best of the recipe"
+        "--best", metavar="METRIC", help="mark the best by this metric; default: checkpoint.best of the recipe"
     )
     ls.set_defaults(command=_ls)
-    inspect = actions.add_parser("inspect", help="show what is in a checkpoint: tables, files, place in the data")
+    inspect = actions.add_parser("inspect", help="show the tables, files and data position of a checkpoint")
     inspect.set_defaults(command=_inspect)
     verify = actions.add_parser(
-        "verify", help="read every byte of a checkpoint and of what it stands on: digests, shapes, owners, counts"
+        "verify", help="read every byte of a checkpoint and its base, and check digests, shapes, owners and counts"
     )
     verify.add_argument(
-        "--all", action="store_true", help="all checkpoints of the folder; what they share is read once"
+        "--all", action="store_true", help="verify all checkpoints of the folder; reads shared bases once"
     )
     verify.set_defaults(command=_verify)
     export = actions.add_parser(
         "export",
-        help="write keys and vectors of a table to a file",
-        description="Writes keys and vectors of one table, in the order in which they lie in the checkpoint, with little memory. "
-        "FILE.parquet has the columns key and vector (a list of fixed size); FILE.npz the arrays keys and vectors; FILE.npy the "
-        "vectors, with the keys in FILE.keys.npy beside it.",
+        help="write the keys and vectors of a table to a file",
+        description="Writes the keys and vectors of one table in the order of the checkpoint's files, with little memory. "
+        "FILE.parquet has the columns key and vector (a list of fixed size). FILE.npz has the arrays keys and vectors. "
+        "FILE.npy has the vectors, with the keys in FILE.keys.npy beside it.",
     )
-    export.add_argument("--table", required=True, metavar="T", help="the table, as `inspect` names it")
+    export.add_argument("--table", required=True, metavar="T", help="name of the table, as `inspect` shows it")
     export.add_argument("--to", required=True, metavar="FILE", help="FILE.parquet, FILE.npz or FILE.npy")
-    export.add_argument("--state", action="store_true", help="optimizer state too: a column or array `state`")
-    export.add_argument("--force", action="store_true", help="write over FILE if it is there")
+    export.add_argument("--state", action="store_true", help="also write optimizer state, as a column or array `state`")
+    export.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     export.set_defaults(command=_export)
     for action in (ls, inspect, verify, export):
         action.add_argument("run", metavar="RUN", help="a run directory, a folder of checkpoints, or one checkpoint")
         if action is not ls:
-            action.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step; default the last")
+            action.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step; default: the last")
         if action is not export:
-            action.add_argument("--json", metavar="FILE", help="write all of it here too ('-': standard output)")
+            action.add_argument(
+                "--json", metavar="FILE", help="also write the result to FILE as JSON ('-': standard output)"
+            )
 
 
 def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
@@ -90,12 +93,12 @@ def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
             for name, marked in ((f"best {listing.metric}", listing.best), ("last", listing.checkpoints[-1]))
             if marked is one
         ]
-        stands = [base.name for base in manifest.base]
+        base = [item.name for item in manifest.base]
         rows = sum(group.rows for group in manifest.groups if not group.waiting)
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items() if value is not None)
         table.add_row(
             str(manifest.step),
-            "full" if manifest.full else f"stands on {stands[-1]}" + f" and {len(stands) - 1} more" * (len(stands) > 1),
+            "full" if manifest.full else f"incremental on {base[-1]}" + f" and {len(base) - 1} more" * (len(base) > 1),
             _bytes(manifest.bytes),
             f"{rows:,}",
             str(manifest.workers),
@@ -107,7 +110,7 @@ def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
             {
                 "step": manifest.step,
                 "full": manifest.full,
-                "base": stands,
+                "base": base,
                 "bytes": manifest.bytes,
                 "rows": rows,
                 "workers": manifest.workers,
@@ -136,7 +139,7 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     groups = []
     for group in manifest.groups:
         size = group.rows * (group.dim + group.state_width) * np.dtype(group.dtype).itemsize
-        names = ", ".join(group.tables) + " (keys that wait for a row)" * group.waiting
+        names = ", ".join(group.tables) + " (keys without a row)" * group.waiting
         row = [names, f"{group.rows:,}", str(group.dim), group.dtype, group.optimizer]
         tables.add_row(*row, str(group.state_width), _bytes(size))
         groups.append({**vars(group), "bytes": size})
@@ -144,16 +147,17 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     for file in manifest.files:
         rows = f"{file.rows:,}" if file.group >= 0 else ""
         files.add_row(file.name, file.kind, str(file.worker), rows, _bytes(file.bytes))
-    stands = [base.name for base in manifest.base]
+    base = [item.name for item in manifest.base]
     positions = manifest.data.get("positions")
     _print(
         args,
-        f"{one.path}: step {manifest.step} of {name or 'a run without a recipe'}, {manifest.workers} workers, {manifest.created}",
-        "full: it has all rows" if manifest.full else f"has what changed, and stands on {', '.join(stands)}",
+        f"{one.path}: step {manifest.step} of {name or 'a run without a recipe'}, "
+        f"{manifest.workers} workers, {manifest.created}",
+        "full: has all rows" if manifest.full else f"incremental: has changed rows only; its base is {', '.join(base)}",
         tables,
         files,
         *(
-            f"data of stream {number}: " + "  ".join(f"{key} {value}" for key, value in position.items())
+            f"position of data stream {number}: " + "  ".join(f"{key} {value}" for key, value in position.items())
             for number, position in (positions.items() if isinstance(positions, dict) else ())
             if isinstance(position, dict)
         ),
@@ -165,7 +169,7 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
         "recipe": name,
         "workers": manifest.workers,
         "created": manifest.created,
-        "base": stands,
+        "base": base,
         "digest": one.digest,
         "groups": groups,
         "files": [vars(file) for file in manifest.files],
@@ -185,7 +189,7 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
 
     check_json(args.json)
     if args.all and args.step is not None:
-        raise ValueError("--all and --step exclude one another")
+        raise ValueError("--all and --step cannot be combined")
     folder, own = folder_at(Path(args.run))
     wanted = own if args.step is None else args.step
     if args.all:
@@ -193,9 +197,9 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
     else:
         steps = [wanted] if wanted is not None else folder.steps()[-1:]
     if not steps or not (folder.path / name_of(steps[0])).is_dir():
-        there = ", ".join(map(str, folder.steps()))
+        known = ", ".join(map(str, folder.steps()))
         of_step = "" if wanted is None else f" of step {wanted}"
-        raise ValueError(f"no checkpoint{of_step} in {folder.path}" + f"; there are {there}" * bool(there))
+        raise ValueError(f"no checkpoint{of_step} in {folder.path}" + f"; it has {known}" * bool(known))
     done: set[str] = set()
     lines, code = [], 0
     for step in steps:
@@ -205,7 +209,7 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
                 continue
             chain = folder.chain(last)
             with _Progress(f"step {step}") as progress:
-                checked = check_chain(chain, progress.tell)
+                checked = check_chain(chain, progress.show)
         except CheckpointError as error:
             print(f"nestpipe: {' '.join(str(error).split())}", file=sys.stderr)
             lines.append({"step": step, "error": str(error)})
@@ -214,8 +218,8 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
         done |= {one.digest for one in chain}
         _print(
             args,
-            f"step {step} is whole: {checked.rows:,} rows, {checked.files} files, {_bytes(checked.bytes)}"
-            + f", with the {checked.checkpoints - 1} that it stands on" * (checked.checkpoints > 1),
+            f"step {step} is intact: {checked.rows:,} rows, {checked.files} files, {_bytes(checked.bytes)}"
+            + f", with its base of {checked.checkpoints - 1}" * (checked.checkpoints > 1),
         )
         lines.append({"step": step, **vars(checked)})
     write_json(args.json, {"path": str(folder.path), "checked": lines})
@@ -235,7 +239,7 @@ def _export(args: argparse.Namespace, arguments: list[str]) -> int:
             Path(args.to),
             state=args.state,
             force=args.force,
-            tell=progress.tell,
+            on_progress=progress.show,
         )
     seconds = time.perf_counter() - started
     print(
@@ -246,7 +250,7 @@ def _export(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 class _Progress:
-    """How far a command is and when it will be done, for those that take their time."""
+    """A progress line, for commands that take longer than PATIENCE."""
 
     def __init__(self, title: str) -> None:
         from nestpipe.train.display import Display
@@ -262,7 +266,7 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def tell(self, done: float) -> None:
+    def show(self, done: float) -> None:
         if not self._shows and time.perf_counter() - self._started > PATIENCE:
             self._stack.enter_context(self._display)
             self._shows = True
@@ -284,7 +288,7 @@ def _table(title: str, *columns: str | tuple[str, int]) -> Any:
 
 
 def _print(args: argparse.Namespace, *parts: Any) -> None:
-    """To standard output, or beside it where that is for JSON.  What comes from a checkpoint is text and no markup."""
+    """Prints to standard output, or to standard error if JSON goes there.  Text from a checkpoint is never markup."""
     from rich.console import Console
 
     from nestpipe.cli.main import PIPE_WIDTH

@@ -1,4 +1,4 @@
-"""`nestpipe evicted`: which keys a run has evicted, and how many."""
+"""`nestpipe evicted`: counts or lists the keys that a run has evicted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from nestpipe.sparse.evictor import Evicted
 
 HELP = """\
-Counts the keys that a run has evicted, by table, or lists them: one line each, with table, key and the batch of the sweep.
+Counts the keys that a run has evicted, by table.  With --list, prints one line per key: table, key, and the batch of
+the sweep that evicted it.
 
   nestpipe evicted runs/dlrm-20261116-120000
   nestpipe evicted runs/dlrm-20261116-120000 --list --table user > keys.tsv
@@ -27,11 +28,11 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "run", metavar="RUN", help="a run directory; on several machines each has its own workers' keys"
+        "run", metavar="RUN", help="a run directory; on several machines, each has the keys of its own workers"
     )
-    parser.add_argument("--table", metavar="T", help="only of this table")
-    parser.add_argument("--list", action="store_true", help="every key, by table, batch and key")
-    parser.add_argument("--json", metavar="FILE", help="write the counts here too ('-': standard output)")
+    parser.add_argument("--table", metavar="T", help="only this table")
+    parser.add_argument("--list", action="store_true", help="list every key, sorted by table, batch and key")
+    parser.add_argument("--json", metavar="FILE", help="also write the counts to FILE as JSON ('-': standard output)")
     parser.set_defaults(command=_evicted)
 
 
@@ -41,7 +42,7 @@ def _evicted(args: argparse.Namespace, arguments: list[str]) -> int:
 
     check_json(args.json)
     if args.list and args.json == "-":
-        raise ValueError("--list and --json cannot both be standard output: give --json a file")
+        raise ValueError("--list and --json cannot both write to standard output: give --json a file")
     found = [part for part in read_evicted(Path(args.run)) if args.table in (None, part.table)]
     counts: dict[str, int] = {}
     for part in sorted(found, key=lambda part: part.table):
@@ -53,13 +54,13 @@ def _evicted(args: argparse.Namespace, arguments: list[str]) -> int:
             print(f"{table}\t{count}")
     write_json(args.json, {"run": args.run, "evicted": counts, "total": sum(counts.values())})
     if not counts:
-        of = f" of table {args.table!r}" if args.table else ""
-        print(f"nestpipe: no keys{of} were evicted in {args.run}", file=sys.stderr)
+        of_table = f" of table {args.table!r}" if args.table else ""
+        print(f"nestpipe: no keys{of_table} were evicted in {args.run}", file=sys.stderr)
     return 0
 
 
 def _list(found: list[Evicted]) -> None:
-    """On standard output; whoever reads it may stop early."""
+    """Prints to standard output.  The reader may close the pipe early."""
     keys = ((part.table, part.batch, key) for part in found for key in part.keys.tolist())
     try:
         for table, batch, key in sorted(keys):

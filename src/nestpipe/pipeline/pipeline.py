@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from nestpipe.schedule.timeline import Timeline
 from nestpipe.sparse.batch_context import BatchContext, StepOutcome
 from nestpipe.sparse.warmup import compile_kernels
 from nestpipe.tables.disk.tiered_store import DiskTier
+from nestpipe.tables.keyed import KeyedRows
 from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 
 Rate = Callable[[int], float]
@@ -348,6 +349,19 @@ class TrainPipeline:
         """How many keys each table has lost on this worker so far; `take_evicted` of `sparse` lists them."""
         self.settle()
         return self.sparse.evicted()
+
+    @property
+    def stores(self) -> Sequence[KeyedRows]:
+        """This worker's row store of each table group."""
+        return self.sparse.stores
+
+    def eviction_state(self) -> dict[str, Any]:
+        """What a checkpoint saves of eviction beside rows, on this worker, as of `next_batch`; {} without eviction."""
+        return self.sparse.life_state(self.next_batch)
+
+    def restore_eviction(self, state: dict[str, Any]) -> None:
+        """Takes all workers' merged `eviction_state`, after the rows are restored.  ValueError if it does not fit."""
+        self.sparse.restore_life(state)
 
     def _prepare_contexts(self, actions: list[Action]) -> None:
         for action in actions:

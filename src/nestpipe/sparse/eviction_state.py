@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from nestpipe.sparse.evictor import Evictor
 from nestpipe.tables.eviction.horizon import AgreedClock
 
@@ -24,24 +22,8 @@ def life_state(lives: list[Evictor | None], clock: AgreedClock, seconds: float, 
     return {"seconds": seconds, "clock": clock.state(before), "groups": groups} if groups else {}
 
 
-def summed(workers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all workers: their counts together; all else is worker 0's, which is everybody's."""
-    whole = dict(workers[0])
-    if whole:
-        parts = zip(*(worker["groups"] for worker in workers))
-        whole["groups"] = [
-            {
-                **same[0],
-                "evicted": np.sum([part["evicted"] for part in same], axis=0).tolist(),
-                "forgotten": sum(part["forgotten"] for part in same),
-            }
-            for same in parts
-        ]
-    return whole
-
-
 def restore_lives(lives: list[Evictor | None], clock: AgreedClock, state: dict[str, Any], counts: bool) -> float:
-    """Takes up what `summed` gave; ValueError unless it is of these tables.  `counts`: on one worker, so that sums stay right.
+    """Takes up the workers' merged states; ValueError unless it is of these tables.  `counts`: on one worker, to keep sums right.
 
     Returns the seconds of training so far.
     """

@@ -21,7 +21,7 @@ from nestpipe.pipeline.micro_plan import MicroPlan
 from nestpipe.pipeline.pipeline import Progress
 from nestpipe.pipeline.tuner import Choice, Tuner
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
-from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
+from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, restore_run
 from nestpipe.train.consistency import check_consistent, together
 from nestpipe.train.digest import digest
 from nestpipe.train.display import Display
@@ -55,7 +55,7 @@ def train(
     """
     torch.set_num_threads(recipe.train.threads)
     # Without checkpoints there is nothing to go on from: a second launch of the same name must not write over the run.
-    directory = RunDirectory(recipe, run, world.rank, goes_on=goes_on, launch=launch if recipe.checkpoint.on else None)
+    directory = RunDirectory(recipe, run, world.rank, resuming=goes_on, launch=launch if recipe.checkpoint.on else None)
     source = open_source(recipe, "train", world)
     held_out = open_source(recipe, "eval", world)
     check_consistent(
@@ -76,7 +76,7 @@ def train(
     pace = Pace(recipe)
     if resumed is not None:
         with Display(f"{recipe.name}: reading step {resumed.step}", on=world.rank == 0 and not quiet) as display:
-            go_on(pipeline, resumed, lambda done: display.show(done, "rows"))
+            restore_run(pipeline, resumed, lambda done: display.show(done, "rows"))
         pace.go_on(resumed.step, resumed.trainer)
     # First of all what locks the run: nothing of one that another process is training may be touched.
     checkpoints = Checkpoints(recipe, pipeline, stream, folder_of(recipe, directory.path), resumed)
