@@ -118,16 +118,16 @@ def say(world: World, folder: str) -> str:
     """Worker 0 writes its error to a file, as worker 1 never returns."""
     started = time.monotonic()
     message = gone_while_waited_for(world, folder)
-    Path(folder).with_name(f"{world.rank}.txt").write_text(f"{messages} after {time.monotonic() - started:.0f} s")
-    return messages
+    Path(folder).with_name(f"{world.rank}.txt").write_text(f"{message} after {time.monotonic() - started:.0f} s")
+    return message
 
 
 def test_a_worker_that_stalls_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
     """By the usual deadline, though a disk may take an hour."""
     with pytest.raises(WorkerFailed, match=r"ranks \[1\] of 2 were not done"):
         run_once(2, say, str(tmp_path / "run"), timeout=2.0, deadline=15.0)
-    messages = (tmp_path / "0.txt").read_text()
-    assert messages.startswith("rank 0 waited 2 s for another worker"), messages
+    message = (tmp_path / "0.txt").read_text()
+    assert message.startswith("rank 0 waited 2 s for another worker"), message
     assert not steps_in(tmp_path / "run")
 
 
