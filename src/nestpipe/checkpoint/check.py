@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File
 from nestpipe.checkpoint.row_files import DuplicateKeyCheck, count_rows, in_order, read_rows
-from nestpipe.checkpoint.tensors import RECOVERY_HINT, read_tensors
+from nestpipe.checkpoint.tensors import read_tensors
 from nestpipe.checkpoint.worker_state import read_worker
 from nestpipe.keys import HashIndex
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RECOVERY_HINT = "restore it from a copy, or resume from another checkpoint with --from STEP"
+"""Ends the message for a damaged file."""
+
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used: it is damaged, or belongs to another model or run.  Nothing was restored from it."""

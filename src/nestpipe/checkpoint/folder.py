@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
-from nestpipe.checkpoint.tensors import RECOVERY_HINT
 
 LOCK = ".lock"
 LOCK_SECONDS = 10.0

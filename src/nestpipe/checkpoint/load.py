@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 
 from nestpipe.checkpoint.dense import restore_dense
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File, Group
 from nestpipe.checkpoint.row_files import DuplicateKeyCheck, count_rows, in_order, read_rows
 from nestpipe.checkpoint.saved_rows import SavedRows, saved_rows_of
-from nestpipe.checkpoint.tensors import RECOVERY_HINT, read_tensors
+from nestpipe.checkpoint.tensors import read_tensors
 from nestpipe.checkpoint.train_state import TrainState
 from nestpipe.checkpoint.worker_state import restore_worker
 from nestpipe.comm.exchange import Exchange

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from nestpipe.checkpoint.errors import CheckpointError
-from nestpipe.checkpoint.plain_file import plain_size, read_plain
-from nestpipe.checkpoint.tensors import RECOVERY_HINT, Written
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
+from nestpipe.checkpoint.plain_file import Written, plain_size, read_plain
 from nestpipe.tables.config import DTYPES
 from nestpipe.tables.group import MAX_TABLES
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.row_files import DuplicateKeyCheck, count_rows, read_rows
-from nestpipe.checkpoint.tensors import RECOVERY_HINT
 from nestpipe.keys import HashIndex
 from nestpipe.tables.snapshot import Rows
 

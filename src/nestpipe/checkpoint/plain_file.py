@@ -5,7 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Written:
+    """Name, size and digest of a file that was written."""
+
+    name: str
+    bytes: int
+    sha256: str
 
 
 def read_plain(path: Path, most: int) -> bytes:

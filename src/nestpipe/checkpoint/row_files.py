@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File
-from nestpipe.checkpoint.tensors import RECOVERY_HINT, read_arrays
+from nestpipe.checkpoint.tensors import read_arrays
 from nestpipe.keys import HashIndex, dedup_pairs, owners_of
 from nestpipe.tables.snapshot import Rows
 

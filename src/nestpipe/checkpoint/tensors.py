@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,23 +18,14 @@ import safetensors.torch
 import torch
 
 from nestpipe.checkpoint.direct_file import DirectFile
-from nestpipe.checkpoint.errors import CheckpointError
-from nestpipe.checkpoint.plain_file import plain_size, read_plain
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
+from nestpipe.checkpoint.plain_file import Written, plain_size, read_plain
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 _CODES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16",
     "int32": "I32", "float32": "F32", "float64": "F64", "int64": "I64",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Written:
-    """Name, size and digest of a file that was written."""
-
-    name: str
-    bytes: int
-    sha256: str
 
 
 def check_kinds(tensors: Mapping[str, Array]) -> None:
@@ -92,9 +82,6 @@ def read_checked(path: Path, written: Written) -> bytes:
     if hashlib.sha256(data).hexdigest() != written.sha256:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the manifest; {RECOVERY_HINT}")
     return data
-
-
-RECOVERY_HINT = "restore it from a copy, or resume from another checkpoint with --from STEP"
 
 
 def parse_tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:

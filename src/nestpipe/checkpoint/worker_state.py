@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from nestpipe.checkpoint.errors import CheckpointError
-from nestpipe.checkpoint.tensors import RECOVERY_HINT, Written, read_tensors
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
+from nestpipe.checkpoint.plain_file import Written
+from nestpipe.checkpoint.tensors import read_tensors
 from nestpipe.checkpoint.train_state import TrainState
 
 BUFFER = "buffer."
