@@ -216,10 +216,11 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
             code = 1
             continue
         done |= {one.digest for one in chain}
+        base = checked.checkpoints - 1
         _print(
             args,
             f"step {step} is intact: {checked.rows:,} rows, {checked.files} files, {_bytes(checked.bytes)}"
-            + f", with its base of {checked.checkpoints - 1}" * (checked.checkpoints > 1),
+            + f", with its base of {base} checkpoint{'s' * (base > 1)}" * (base > 0),
         )
         lines.append({"step": step, **vars(checked)})
     write_json(args.json, {"path": str(folder.path), "checked": lines})
