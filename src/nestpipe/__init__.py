@@ -13,14 +13,11 @@ from nestpipe.version import VERSION as __version__
 if TYPE_CHECKING:
     from nestpipe.comm.world import World
     from nestpipe.config.eviction import EvictionPolicy
-    from nestpipe.config.eviction import EvictionPolicy as TableLife
     from nestpipe.config.pipeline import PipelineConfig
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
     from nestpipe.nn.collections import EmbeddingBagCollection, EmbeddingCollection
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
-    from nestpipe.nn.deferred import DeferredLinear as LateLinear
-    from nestpipe.nn.deferred import DeferredStack as LateStack
     from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad

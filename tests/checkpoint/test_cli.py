@@ -1,4 +1,4 @@
-"""`nestpipe checkpoint`: what there is, what is in it, whether it is whole, and tables for other programs."""
+"""`nestpipe checkpoint`: lists, inspects, verifies and exports."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_ls_lists_what_is_there_and_what_only_looks_like_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps, kinds, sizes, metrics; best and last marked; leftovers and what is not committed named as such."""
+def test_ls_lists_checkpoints_and_strays(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shows steps, kinds, sizes and metrics, marks best and last, and names leftovers and uncommitted directories."""
     folder = run / "checkpoints"
     (folder / ".writing-step-00000015").mkdir()
     (folder / "step-00000012").mkdir()
@@ -39,7 +39,7 @@ def test_ls_lists_what_is_there_and_what_only_looks_like_it(run: Path, capsys: p
     lines = {line.split()[0]: line for line in text.splitlines()[1:]}
     assert "full" in lines["5"] and "incremental on step-00000005" in lines["10"] and "best auc, last" in lines["10"]
     assert "half written" in lines[".writing-step-00000015:"] and "not committed" in lines["step-00000012:"]
-    assert "says that it is of step 5" in lines["step-00000007:"]
+    assert "is the checkpoint of step 5" in lines["step-00000007:"]
     found = json.loads((run / "ls.json").read_text())
     assert [(one["step"], one["full"], one["marks"]) for one in found["checkpoints"]] == [
         (FULL, True, []),
@@ -51,7 +51,7 @@ def test_ls_lists_what_is_there_and_what_only_looks_like_it(run: Path, capsys: p
 
 
 def test_inspect_shows_tables_files_and_position(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the last, of a step, or of a directory itself: tables with their numbers, files, where the data goes on."""
+    """Of the last checkpoint, of a step, or of a directory: tables, files and data position."""
     assert main(["checkpoint", "inspect", str(run)]) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in ("item, shop", "Adagrad", "float32", "dense.safetensors", "made", "unit 10"))
@@ -63,7 +63,7 @@ def test_inspect_shows_tables_files_and_position(run: Path, capsys: pytest.Captu
 
 
 def test_text_of_a_checkpoint_is_never_markup(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table's name that looks like rich's markup is printed as it stands."""
+    """A table name that looks like rich markup is printed literally."""
     directory = run / "checkpoints" / "step-00000005"
     manifest = manifest_of(directory)
     manifest["groups"][0]["tables"][0] = "[red]x[/nothing]"
@@ -72,10 +72,10 @@ def test_text_of_a_checkpoint_is_never_markup(run: Path, capsys: pytest.CaptureF
     assert "[red]x[/nothing]" in capsys.readouterr().out
 
 
-def test_verify_reads_the_chain_and_names_the_file_that_is_damaged(run: Path, tmp_path: Path) -> None:
-    """Exit 0 for what is whole; 1 and one line with the file's name for one bit that is another, anywhere in the chain."""
+def test_verify_reads_the_chain_and_names_a_damaged_file(run: Path, tmp_path: Path) -> None:
+    """Exit 0 for an intact chain; 1 and one line with the file's name for a flipped bit anywhere in it."""
     ended = nestpipe(tmp_path, "checkpoint", "verify", str(run), "--all")
-    assert (ended.code, ended.err) == (0, "") and "step 10 is whole" in ended.out and "step 5" not in ended.out
+    assert (ended.code, ended.err) == (0, "") and "step 10 is intact" in ended.out and "step 5" not in ended.out
     for name in ("worker1-group1-rows.safetensors", "dense.safetensors", "worker0.safetensors"):
         path = run / "checkpoints" / "step-00000005" / name
         good = path.read_bytes()
@@ -88,7 +88,7 @@ def test_verify_reads_the_chain_and_names_the_file_that_is_damaged(run: Path, tm
 
 @pytest.mark.parametrize("what", ["owner", "rows"])
 def test_verify_finds_what_a_digest_cannot(run: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files that changed hands, and a manifest that counts rows wrong, with every digest right."""
+    """Files under the wrong worker, and a manifest with a wrong row count, with correct digests."""
     directory = run / "checkpoints" / "step-00000010"
     manifest = manifest_of(directory)
     if what == "owner":
@@ -108,7 +108,7 @@ def test_verify_finds_what_a_digest_cannot(run: Path, what: str, capsys: pytest.
 def test_export_has_the_rows_of_the_whole_chain(
     tmp_path: Path, name: str, portion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later rows win and removed keys are gone, bit for bit, in row groups of any size; what is read again is the same."""
+    """Later rows win and removed keys are gone, bit for bit, in row groups of any size; reading gives the same rows."""
     monkeypatch.setattr(vector_files, "GROUP_BYTES", portion)
     tables = make(tmp_path / "made")
     folder = Folder(tmp_path / "made")
@@ -130,7 +130,7 @@ def test_export_has_the_rows_of_the_whole_chain(
 
 
 def _keys_and_state(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """As any other program would read them."""
+    """Reads them as another program would."""
     if path.suffix == ".parquet":
         table = pq.read_table(path)
         assert [str(t) for t in table.schema.types[1:]] == ["fixed_size_list<element: float not null>[4]"] * 2
@@ -141,8 +141,8 @@ def _keys_and_state(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.load(path.with_suffix(".keys.npy")), np.load(path.with_suffix(".state.npy"))
 
 
-def test_export_writes_over_nothing_and_leaves_nothing_half(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is there stays, without --force; a checkpoint that is damaged leaves no file."""
+def test_export_overwrites_nothing_and_leaves_no_partial_file(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --force an existing file stays.  A damaged checkpoint leaves no file."""
     to = run / "item.parquet"
     to.write_text("mine")
     command = ["checkpoint", "export", str(run), "--table", "item", "--to", str(to)]
@@ -170,14 +170,14 @@ def test_export_writes_over_nothing_and_leaves_nothing_half(run: Path, monkeypat
         (["ls", "run", "--json", "no/x.json"], ["--json", "no folder 'no'"]),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_mistakes_are_one_line(
     run: Path,
     arguments: list[str],
     words: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Mistakes are answered with exit 2 and one line that says what to change."""
+    """A mistake gives exit code 2 and one line that says what to change."""
     monkeypatch.chdir(run.parent)
     assert main(["checkpoint", *arguments]) == 2
     said = capsys.readouterr()

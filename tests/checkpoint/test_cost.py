@@ -1,4 +1,4 @@
-"""What a checkpoint costs follows what has changed."""
+"""The cost of a checkpoint follows the number of changed rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def saved(writer: CheckpointWriter) -> Saved:
 
 
 def test_an_incremental_checkpoint_writes_what_changed(tmp_path: Path) -> None:
-    """A step that touched 1 % of the rows: less than 3 % of a full checkpoint's bytes, and what it stands on is named."""
+    """After a step that touched 1 % of the rows: less than 3 % of a full checkpoint's bytes, and the base is named."""
     model = Ranker()
     pipeline = TrainPipeline(model, torch.optim.Adam(model.parameters()), RowWiseAdagrad(0.1), schedule="nested")
     writer = CheckpointWriter(pipeline, Folder(tmp_path))
@@ -60,8 +60,8 @@ def test_an_incremental_checkpoint_writes_what_changed(tmp_path: Path) -> None:
     assert last.manifest.groups[0].rows == ROWS and sum(file.rows for file in last.manifest.of("rows")) == ROWS // 100
 
 
-def test_training_goes_on_while_rows_are_written(tmp_path: Path) -> None:
-    """Steps are taken between the cut and the commit, and the checkpoint has none of them in it."""
+def test_training_continues_while_rows_are_written(tmp_path: Path) -> None:
+    """Steps between the snapshot and the commit are not in the checkpoint."""
     model = Ranker()
     pipeline = TrainPipeline(model, torch.optim.Adam(model.parameters()), RowWiseAdagrad(0.1), schedule="dbp")
     writer = CheckpointWriter(pipeline, Folder(tmp_path))

@@ -1,4 +1,4 @@
-"""What is written past the page cache is what was given, whatever its size, and wherever that cache cannot be passed by."""
+"""Direct I/O writes the given bytes, whatever their size, and falls back where a file system has none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pytest
 from nestpipe.checkpoint import direct_file
 from nestpipe.checkpoint.direct_file import DirectFile
 
-ROOM = direct_file._ROOM
+BUFFER = direct_file._BUFFER_BYTES
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, ROOM - 1, ROOM, ROOM + 1, ROOM + 4096, 2 * ROOM + 5000])
+@pytest.mark.parametrize(
+    "size", [0, 1, 4095, 4096, 4097, BUFFER - 1, BUFFER, BUFFER + 1, BUFFER + 4096, 2 * BUFFER + 5000]
+)
 @pytest.mark.parametrize("direct", [True, False])
 def test_all_bytes_in_pieces_of_any_size(
     tmp_path: Path, size: int, direct: bool, monkeypatch: pytest.MonkeyPatch
@@ -29,7 +31,7 @@ def test_all_bytes_in_pieces_of_any_size(
     with DirectFile(tmp_path / "file") as file:
         at = 0
         while at < size:
-            count = draw.choice([1, 4096, 10_000, ROOM, 3 * ROOM])
+            count = draw.choice([1, 4096, 10_000, BUFFER, 3 * BUFFER])
             file.write(memoryview(data)[at : at + count])
             at += count
         digest = file.end()
@@ -38,10 +40,10 @@ def test_all_bytes_in_pieces_of_any_size(
         DirectFile(tmp_path / "file")
 
 
-def test_a_disk_that_takes_less_than_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short write of odd length, as before a full disk: the rest goes through the page cache, or says why it cannot."""
+def test_a_short_write_of_a_nearly_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a short write of odd length, as before a full disk, the rest is written without direct I/O, or fails."""
     real = os.write
-    room = [ROOM + 1000]
+    room = [BUFFER + 1000]
 
     def write(file: int, view: memoryview) -> int:
         if not room[0]:
@@ -54,11 +56,13 @@ def test_a_disk_that_takes_less_than_it_is_given(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(OSError, match="No space left"), DirectFile(tmp_path / "file") as file:
-        file.write(bytes(2 * ROOM))
-    assert (tmp_path / "file").stat().st_size == ROOM + 1000
+        file.write(bytes(2 * BUFFER))
+    assert (tmp_path / "file").stat().st_size == BUFFER + 1000
 
 
-def test_a_file_system_that_takes_the_flag_but_not_the_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_accepts_the_flag_but_not_the_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.write
 
     def write(file: int, view: memoryview) -> int:
@@ -67,7 +71,7 @@ def test_a_file_system_that_takes_the_flag_but_not_the_writes(tmp_path: Path, mo
         return real(file, view)
 
     monkeypatch.setattr(os, "write", write)
-    data = random.Random(1).randbytes(ROOM + 5000)
+    data = random.Random(1).randbytes(BUFFER + 5000)
     with DirectFile(tmp_path / "file") as file:
         file.write(data)
         assert file.end() == hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""Ten thousand damaged and forged checkpoints: each is refused with CheckpointError, or is what it was.  Never anything else."""
+"""Ten thousand damaged and forged checkpoints: each is refused with CheckpointError, or restores the same content."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from made import CHANGED, FULL, groups, make, manifest_of, reseal
 from nestpipe.checkpoint.check import check_chain
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
-from nestpipe.checkpoint.kept import describe
-from nestpipe.checkpoint.load import check_tables
-from nestpipe.checkpoint.load import restore_life as check_life
+from nestpipe.checkpoint.load import check_tables, restore_eviction
 from nestpipe.checkpoint.manifest import name_of
 from nestpipe.checkpoint.merge import merged_rows
+from nestpipe.checkpoint.saved_rows import describe
 from nestpipe.checkpoint.tensors import read_tensors, write_tensors
 from nestpipe.checkpoint.worker_state import read_worker
 from nestpipe.keys import owners_of
@@ -33,14 +32,14 @@ from nestpipe.sparse.eviction_state import restore_evictors
 from nestpipe.tables.eviction.horizon import AgreedClock
 from nestpipe.train.checkpoints import Resumed
 
-MODEL: Any = [SimpleNamespace(group=describe(group)) for group in groups()]
-"""As much of a pipeline as decides whether a checkpoint's tables are its own."""
-SPARSE: Any = SimpleNamespace(restore_eviction=lambda life: restore_evictors([], AgreedClock(), life, True))
+SAVED_ROWS: Any = [SimpleNamespace(group=describe(group)) for group in groups()]
+"""Enough of a train state to decide whether a checkpoint's tables fit."""
+STATE: Any = SimpleNamespace(restore_eviction=lambda state: restore_evictors([], AgreedClock(), state, True))
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: files are written tens of thousands of times."""
+    """A folder in memory, if possible: the tests write tens of thousands of files."""
     if not os.access("/dev/shm", os.W_OK):
         yield tmp_path
         return
@@ -49,16 +48,16 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def content(folder: Path, step: int) -> str:
-    """Everything that a resume takes from a checkpoint but its place in the data: read with every check, as a digest."""
+    """A digest of everything that a resume takes from a checkpoint but the data position, read with every check."""
     found = Folder(folder)
     last = found.find(step)
     assert last is not None
     resumed = Resumed(found, last)
     resumed.positions()
     chain = resumed.chain
-    check_tables(MODEL, chain)
+    check_tables(SAVED_ROWS, chain)
     check_chain(chain)
-    check_life(SPARSE, last)
+    restore_eviction(STATE, last)
     sha = hashlib.sha256(str((last.manifest.step, last.manifest.workers)).encode())
     for group in range(len(last.manifest.groups)):
         parts = list(merged_rows(chain, group))
@@ -75,7 +74,7 @@ def content(folder: Path, step: int) -> str:
 
 
 class Bench:
-    """A folder of checkpoints that is damaged, read and mended, again and again."""
+    """A folder of checkpoints that is damaged, read and repaired, again and again."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         make(folder)
@@ -89,8 +88,8 @@ class Bench:
         return self.folder / name_of(self.random.choice([FULL, CHANGED]))
 
     def judge(self, damaged: Path, what: object) -> None:
-        """The later checkpoint, now and then the earlier too, is refused or what it was; then the damaged file is mended, and
-        the manifest and the seal beside it."""
+        """Asserts that the later checkpoint, and sometimes the earlier one, is refused or unchanged.  Then repairs the damaged
+        file, its manifest and COMMIT."""
         for step in (CHANGED, FULL) if self.random.random() < 0.2 else (CHANGED,):
             try:
                 assert content(self.folder, step) == self.right[step], f"loaded something else: {damaged} {what}"
@@ -109,12 +108,12 @@ class Bench:
         for path in {damaged, damaged.with_name("manifest.json"), damaged.with_name("COMMIT")}:
             path.write_bytes(self.files[path])
 
-    def check_mended(self) -> None:
-        """Damage that outlived its case would have hidden what came after it."""
+    def check_repaired(self) -> None:
+        """Asserts that no damage outlived its case: it would have hidden later ones."""
         assert {step: content(self.folder, step) for step in self.right} == self.right
 
     def mutated(self, data: bytes) -> bytes:
-        """Some bytes flipped, cut off, added, put in, or moved."""
+        """Flips, truncates, appends, inserts, removes or reverses some bytes."""
         pick = self.random
         at, to = sorted(pick.randrange(len(data) + 1) for _ in range(2))
         kind = pick.randrange(7)
@@ -135,7 +134,7 @@ class Bench:
 
 
 def test_damaged_manifests_and_seals_are_refused(place: Path) -> None:
-    """3,500 times bytes of manifest.json or COMMIT changed, half of them sealed anew: refused, or the same content."""
+    """3,500 changes to manifest.json or COMMIT, half of them with a matching COMMIT: refused, or the same content."""
     bench = Bench(place / "made", 1)
     for number in range(3500):
         directory = bench.directory()
@@ -147,19 +146,19 @@ def test_damaged_manifests_and_seals_are_refused(place: Path) -> None:
             (directory / name).write_bytes(data)
         bench.judge(directory / name, number)
     assert bench.refused > 3000
-    bench.check_mended()
+    bench.check_repaired()
 
 
 def test_damaged_files_of_tensors_are_refused(place: Path) -> None:
-    """2,500 times bytes of a file of rows, dense or random state changed or swapped with another's, or the header of a file of
-    rows, whose digest is then made right: refused, or the same content."""
+    """2,500 tensor files with changed or swapped bytes, or a changed header with a matching digest: refused, or the same
+    content."""
     bench = Bench(place / "made", 2)
     names = [path for path in bench.files if path.suffix == ".safetensors"]
     for number in range(2500):
         path = bench.random.choice(names)
         data = bench.files[path]
         if "group" in path.name and bench.random.random() < 0.5:
-            # The header, not the numbers, whose bits only a digest can vouch for.
+            # Only the header: nothing but the digest can vouch for the numbers.
             size = 8 + int.from_bytes(data[:8], "little")
             vouch(path, bench.mutated(data[:size]) + data[size:])
         elif bench.random.random() < 0.1:
@@ -168,11 +167,11 @@ def test_damaged_files_of_tensors_are_refused(place: Path) -> None:
             path.write_bytes(bench.mutated(data))
         bench.judge(path, number)
     assert bench.refused > 2250
-    bench.check_mended()
+    bench.check_repaired()
 
 
 def vouch(path: Path, data: bytes, **fields: Any) -> None:
-    """Writes a file and has the manifest say that it is right."""
+    """Writes a file, and its size and digest into the manifest."""
     path.write_bytes(data)
     manifest = manifest_of(path.parent)
     for entry in manifest["files"]:
@@ -200,7 +199,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def edit(pick: random.Random, manifest: dict[str, Any]) -> object:
-    """Changes one value of a manifest; says which."""
+    """Changes one value of a manifest.  Returns which."""
     at = pick.choice(list(places(manifest)))
     parent: Any = manifest
     for key in at[:-1]:
@@ -230,7 +229,7 @@ def edit(pick: random.Random, manifest: dict[str, Any]) -> object:
 
 
 def test_forged_manifests_are_refused(place: Path) -> None:
-    """3,000 manifests with one or two values of another kind, sealed as ours are: refused, or the same content."""
+    """3,000 manifests with one or two changed values and a matching COMMIT: refused, or the same content."""
     bench = Bench(place / "made", 3)
     (place / "made" / "x").write_bytes(bench.files[bench.folder / name_of(FULL) / "dense.safetensors"])
     for number in range(3000):
@@ -249,13 +248,13 @@ def test_forged_manifests_are_refused(place: Path) -> None:
         reseal(directory, text)
         bench.judge(directory / "manifest.json", what)
     assert bench.refused > 1500
-    bench.check_mended()
+    bench.check_repaired()
 
 
 def forged_tensors(
     pick: random.Random, path: Path, entry: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]] | bytes:
-    """A well-formed file of tensors that is wrong in one way, with what the manifest must say; or one whose header lies."""
+    """A well-formed tensor file that is wrong in one way, with the manifest fields to match."""
     arrays: dict[str, Any] = {k: v.numpy() for k, v in _loaded(path).items()}
     n = len(arrays["keys"])
     name = pick.choice(list(arrays))
@@ -277,7 +276,7 @@ def forged_tensors(
         owners = owners_of(np.full(4000, arrays["tables"][0]), strangers, 2)
         arrays["keys"] = arrays["keys"].copy()
         arrays["keys"][0] = pick.choice(strangers[owners != entry["worker"]].tolist())
-    elif how == 6:  # in place of one row there is another once more
+    elif how == 6:  # one row replaced by a copy of another
         places = np.arange(n)
         gone, again = pick.sample(range(n), 2) if n > 1 else (0, 0)
         places[gone] = again
@@ -300,7 +299,7 @@ def _loaded(path: Path) -> dict[str, torch.Tensor]:
 
 
 def lying(pick: random.Random, data: bytes) -> bytes:
-    """The same numbers under a header that says something else of them."""
+    """The same numbers under a wrong header."""
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     entry = header[pick.choice(list(header))]
@@ -329,7 +328,7 @@ def lying(pick: random.Random, data: bytes) -> bytes:
 
 
 def test_forged_files_of_rows_are_refused(place: Path) -> None:
-    """1,200 files of rows that are wrong in themselves, with every digest right: refused, never half loaded."""
+    """1,200 wrong files of rows with correct digests: refused, never restored in part."""
     bench = Bench(place / "made", 4)
     rows = [path for path in bench.files if "group" in path.name]
     same = 0
@@ -338,7 +337,7 @@ def test_forged_files_of_rows_are_refused(place: Path) -> None:
         entry = next(e for e in manifest_of(path.parent)["files"] if e["name"] == path.name)
         if number % 3 == 0:
             data = lying(bench.random, bench.files[path])
-            same += b"__metadata__" in data  # which says nothing of the numbers
+            same += b"__metadata__" in data  # does not affect the numbers
             vouch(path, data)
         else:
             forged = forged_tensors(bench.random, path, entry)
@@ -348,7 +347,7 @@ def test_forged_files_of_rows_are_refused(place: Path) -> None:
             vouch(path, path.read_bytes(), **forged[1])
         bench.judge(path, number)
     assert bench.same <= same
-    bench.check_mended()
+    bench.check_repaired()
 
 
 @pytest.mark.parametrize(
@@ -359,12 +358,11 @@ def test_forged_files_of_rows_are_refused(place: Path) -> None:
         ('"seconds": 1.5', '"seconds": 1.5, "seconds": 1.5'),
         ('"recipe": "', '"recipe": "\\ud800'),
         ('"version": 1', '"version": 1.0'),
-        ('"version": 1', '"version": 2'),
         ('"name": "dense.safetensors"', '"name": "../step-00000005/dense.safetensors"'),
     ],
 )
 def test_a_manifest_has_one_meaning(place: Path, good: str, bad: str) -> None:
-    """Numbers that are none, names twice, halves of characters, other versions and paths are refused, sealed or not."""
+    """NaN, duplicate names, lone surrogates, other versions and paths are refused, even with a matching COMMIT."""
     bench = Bench(place / "made", 6)
     directory = bench.folder / name_of(CHANGED)
     text = bench.files[directory / "manifest.json"].decode()
@@ -374,10 +372,24 @@ def test_a_manifest_has_one_meaning(place: Path, good: str, bad: str) -> None:
         content(bench.folder, CHANGED)
 
 
+@pytest.mark.parametrize("fields", [{}, {"compression": "zstd"}], ids=["same fields", "new field"])
+def test_a_newer_format_version_is_one_clear_line(place: Path, fields: dict[str, Any]) -> None:
+    """Promise: a checkpoint of a later release is refused by its version, whatever else that release has added."""
+    make(place / "made")
+    directory = place / "made" / name_of(CHANGED)
+    manifest = manifest_of(directory)
+    assert manifest["version"] == 1
+    reseal(directory, json.dumps({**manifest, **fields, "version": 2}).encode())
+    wanted = r"^\S+manifest\.json: the checkpoint has format version 2, and this nestpipe reads version 1: use the release .*$"
+    with pytest.raises(CheckpointError, match=wanted):
+        content(place / "made", CHANGED)
+    assert content(place / "made", FULL)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "COMMIT", "dense.safetensors", "worker1-group0-rows.safetensors"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory", "missing", "device"])
-def test_what_is_no_plain_file_is_refused(place: Path, name: str, kind: str) -> None:
-    """A link, even to the very same bytes, a pipe, which would never end, a directory or nothing in a file's place."""
+def test_only_regular_files_are_read(place: Path, name: str, kind: str) -> None:
+    """A link, even to the same bytes, a pipe, a directory, a device or nothing in place of a file is refused."""
     bench = Bench(place / "made", 5)
     path = bench.folder / name_of(CHANGED) / name
     path.rename(place / "moved")

@@ -1,4 +1,4 @@
-"""Tables that begin with rows of a file, and a trained model's state that must be that of the model it goes to."""
+"""Tables with initial rows from a file; and dense state, which must fit the model that restores it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = ["checkpoint.every_steps=8", "tables.optimizer=adam", "train.steps=16
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a checkpoint of step 8 and one of step 16 that stands on it; item.* are a table of it."""
+    """A run with a full checkpoint of step 8 and an incremental one of step 16; item.* are an exported table."""
     path = tmp_path_factory.mktemp("trained") / "run"
     assert main([*small(*SETTINGS), "--run", str(path)]) == 0
     for name in ("item.parquet", "item.npz"):
@@ -56,8 +56,8 @@ def fresh(world: World, recipe: Recipe, **options: Any) -> TrainPipeline:
     return make_pipeline(recipe, open_source(recipe, "train", world), world, **options)
 
 
-def rows_begun_with(world: World, path: str, file: str, table: str, keys: np.ndarray) -> tuple[np.ndarray, int, float]:
-    """Rows of keys before the first step, how many there are here, and the greatest number of optimizer state."""
+def initial_rows(world: World, path: str, file: str, table: str, keys: np.ndarray) -> tuple[np.ndarray, int, float]:
+    """Rows of keys before the first step, the number of rows on this worker, and the largest optimizer state."""
     recipe = recipe_of(Path(path), f"tables.initial={{ {table} = '{file}' }}")
     pipeline = fresh(world, recipe)
     group, number = pipeline.sparse.place_of(table)
@@ -69,8 +69,8 @@ def rows_begun_with(world: World, path: str, file: str, table: str, keys: np.nda
 
 
 @pytest.mark.parametrize(("workers", "name"), [(1, "item.parquet"), (1, "item.npz"), (2, "item.parquet")])
-def test_what_was_exported_begins_another_training(trained: Path, workers: int, name: str) -> None:
-    """Export, import, `rows`: the same bits as in the run that was saved, on any number of workers, with no state."""
+def test_an_exported_table_starts_another_training(trained: Path, workers: int, name: str) -> None:
+    """Export, import, `rows`: the bits of the saved run, on any number of workers, with zero optimizer state."""
     pipeline = fresh(World.single(), recipe_of(trained), empty=True)
     folder = Folder(trained / "checkpoints")
     last = folder.find()
@@ -81,14 +81,14 @@ def test_what_was_exported_begins_another_training(trained: Path, workers: int, 
     keys, _ = pipeline.sparse.stores[group].rows_of(number)
     wanted = pipeline.rows(table, keys).numpy()
     pipeline.close()
-    parts = run(workers, rows_begun_with, str(trained), str(trained / name), table, keys)
+    parts = run(workers, initial_rows, str(trained), str(trained / name), table, keys)
     assert len(keys) > 50 and sum(count for _, count, _ in parts) == len(keys)
     for rows, _, state in parts:
         assert rows.tobytes() == wanted.tobytes() and state == 0
 
 
-def test_a_training_begins_with_the_rows_and_a_resume_does_not(trained: Path, tmp_path: Path) -> None:
-    """The recipe's key is kept in the run; going on from a checkpoint needs the file no more."""
+def test_a_new_run_reads_initial_rows_and_a_resumed_one_does_not(trained: Path, tmp_path: Path) -> None:
+    """The run keeps the recipe's key, but resuming from a checkpoint no longer needs the file."""
     table, file = table_of(trained), tmp_path / "item.parquet"
     file.write_bytes((trained / "item.parquet").read_bytes())
     start = [
@@ -114,8 +114,8 @@ def floats(*rows: list[float | None] | None, kind: Any = None) -> pa.Array:
 
 GOOD = [0.5, 1.0, 2.0, 3.0]
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "columns": (lambda p: write(p, [1], floats(GOOD), ("id", "vector")), "columns key and vector, and has id, vector"),
-    "key type": (lambda p: write(p, [1.5], floats(GOOD)), "whole numbers"),
+    "columns": (lambda p: write(p, [1], floats(GOOD), ("id", "vector")), "columns key and vector, but has id, vector"),
+    "key type": (lambda p: write(p, [1.5], floats(GOOD)), "must be integers"),
     "vector type": (lambda p: write(p, [1], [["a"] * 4]), "lists of 4 floating point numbers"),
     "no list": (lambda p: write(p, [1], [0.5]), "lists of 4 floating point numbers"),
     "short": (lambda p: write(p, [1, 2, 3], floats(GOOD, GOOD, GOOD[:3])), "row 2 has a vector of 3 numbers"),
@@ -141,7 +141,7 @@ def pipeline(trained: Path) -> TrainPipeline:
 def test_files_that_do_not_fit_are_one_line(
     trained: Path, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch, pipeline: TrainPipeline
 ) -> None:
-    """Wrong columns, types, widths, nulls, NaN, keys twice: one line that names the file and what to change."""
+    """Wrong columns, types or widths, nulls, NaN, duplicate keys: one line that names the file and what to change."""
     monkeypatch.setattr("nestpipe.checkpoint.vector_files.GROUP_BYTES", 48)  # two rows at a time
     make, words = BAD[case]
     path = tmp_path / "bad.parquet"
@@ -155,13 +155,13 @@ def test_files_that_do_not_fit_are_one_line(
 
 
 def test_files_of_numpy_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
-    """Missing arrays, other shapes, objects (which could be code), files that end early."""
+    """Missing arrays, wrong shapes, objects (which could be code), truncated files: one line each."""
     keys, vectors = np.arange(3), np.zeros((3, 4), np.float32)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"keys": keys}, "arrays keys and vectors"),
         ({"keys": keys[:2], "vectors": vectors}, "2 keys and 3 vectors"),
         ({"keys": keys, "vectors": vectors[:, :2]}, "vectors of 2 numbers"),
-        ({"keys": keys * 0.5, "vectors": vectors}, "whole numbers"),
+        ({"keys": keys * 0.5, "vectors": vectors}, "must be integers"),
         ({"keys": keys.astype(object), "vectors": vectors}, "rows of numbers"),
         ({"keys": keys, "vectors": vectors.astype(object)}, "rows of numbers"),
         ({"keys": keys, "vectors": vectors.astype(np.int32)}, "floating point"),
@@ -179,16 +179,16 @@ def test_files_of_numpy_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
         list(read_vectors(tmp_path / "y.npy", 4, np.dtype(np.float32)))
 
 
-def test_a_recipe_that_names_no_table_or_no_such_file_is_refused(trained: Path, pipeline: TrainPipeline) -> None:
-    """A table that the model has not, and a kind of file that is not read."""
+def test_unknown_tables_and_kinds_of_file_are_refused(trained: Path, pipeline: TrainPipeline) -> None:
+    """A table that the model does not have, and a suffix that is not supported."""
     with pytest.raises(VectorsError, match=r"tables\.initial\.itme: the model has no table 'itme'"):
         read_initial(pipeline, {"itme": "x.parquet"})
     with pytest.raises(ValueError, match=r"tables\.initial\.item must be a file"):
         recipe_of(trained, "tables.initial={ item = 'x.csv' }")
 
 
-def test_dense_state_of_another_kind_is_refused(trained: Path) -> None:
-    """500 dense files with a tensor more or less, or one of another shape or dtype: refused before anything is changed."""
+def test_dense_state_of_another_model_is_refused(trained: Path) -> None:
+    """500 dense states with a tensor missing, added, or of another shape or dtype: refused before anything changes."""
     pick = random.Random(1)
     pipeline = fresh(World.single(), recipe_of(trained), empty=True)
     folder = Folder(trained / "checkpoints")

@@ -1,4 +1,4 @@
-"""Checkpoints in a loop of one's own, with models that are not ours."""
+"""Checkpoints in a user's own loop, with a user's own models."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def frozen(model: Ranker) -> None:
     model.between = nn.Linear(4, 4).requires_grad_(False)
 
 
-def names_like_ours(model: Ranker) -> None:
-    """Of parameters and buffers; `model.` is what ours are told apart by."""
+def names_like_prefixes(model: Ranker) -> None:
+    """Names of parameters and buffers that begin like the prefixes in a checkpoint."""
     for name in ("rate", "optimizer", "number", "model"):
         model.add_module(name, nn.Linear(4, 4))
     model.between = nn.Sequential(*(model.get_submodule(name) for name in ("rate", "optimizer", "number", "model")))
@@ -74,12 +74,12 @@ def trained(pipeline: TrainPipeline, first: int, count: int) -> None:
 
 
 def state_of(pipeline: TrainPipeline) -> tuple[str, list[bytes]]:
-    """What all workers have together, and what this one has for itself."""
+    """The digest over all workers, and this worker's own buffers."""
     return digest(pipeline), [buffer.numpy().tobytes() for buffer in pipeline.model.buffers()]
 
 
-def saved_and_gone_on(world: World, change: Change, folder: str) -> tuple[Any, Any, Any, Any]:
-    """State at the checkpoint and four steps later, twice: in one go, and from the checkpoint."""
+def saved_and_resumed(world: World, change: Change, folder: str) -> tuple[Any, Any, Any, Any]:
+    """State at the checkpoint and four steps later: of an uninterrupted run, and of one that was restored."""
     whole = pipeline_of(world, change)
     trained(whole, 0, 3)
     writer = CheckpointWriter(whole, Folder(Path(folder)))
@@ -97,15 +97,15 @@ def saved_and_gone_on(world: World, change: Change, folder: str) -> tuple[Any, A
     return saved, loaded, state_of(whole), state_of(resumed)
 
 
-@pytest.mark.parametrize("change", [plain, frozen, names_like_ours, averages])
+@pytest.mark.parametrize("change", [plain, frozen, names_like_prefixes, averages])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_any_model_goes_on(tmp_path: Path, change: Change, workers: int) -> None:
-    """Bit for bit: frozen layers, names that look like ours, and averages that every worker has for itself."""
-    found = run(workers, saved_and_gone_on, change, str(tmp_path))
+def test_any_model_resumes(tmp_path: Path, change: Change, workers: int) -> None:
+    """Bit for bit: frozen layers, names that look like prefixes, and averages that differ between workers."""
+    found = run(workers, saved_and_resumed, change, str(tmp_path))
     for saved, loaded, whole, resumed in found:
         assert saved == loaded and whole == resumed
     if change is averages and workers == 2:
-        assert found[0][0][1] != found[1][0][1], "there is something to mix up"
+        assert found[0][0][1] != found[1][0][1], "the workers' averages are equal: nothing is tested"
 
 
 def begun(tmp_path: Path, change: Change = plain) -> tuple[TrainPipeline, CheckpointWriter]:
@@ -114,7 +114,7 @@ def begun(tmp_path: Path, change: Change = plain) -> tuple[TrainPipeline, Checkp
     return pipeline, CheckpointWriter(pipeline, Folder(tmp_path))
 
 
-def test_what_a_killed_process_left_is_not_in_the_way(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     left = Folder(tmp_path).writing(3)
     left.mkdir()
     (left / "worker0-group0-00000.safetensors").write_bytes(b"half")
@@ -125,19 +125,19 @@ def test_what_a_killed_process_left_is_not_in_the_way(tmp_path: Path) -> None:
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
-    """The second time nothing is written over, and nobody is told to make room."""
+    """Saving again overwrites nothing, and the error does not ask for disk space."""
     _, writer = begun(tmp_path)
     writer.save({}, {})
     writer.wait()
     before = (tmp_path / "step-00000003" / "COMMIT").read_text()
     writer.save({}, {})
-    with pytest.raises(NotWritten, match="is there already") as told:
+    with pytest.raises(NotWritten, match="already exists") as caught:
         writer.wait()
-    assert "make room" not in str(told.value)
+    assert "make room" not in str(caught.value)
     assert (tmp_path / "step-00000003" / "COMMIT").read_text() == before
 
 
-def test_what_files_cannot_hold_is_named_at_once(tmp_path: Path) -> None:
+def test_an_unsupported_dtype_is_refused_at_once(tmp_path: Path) -> None:
     def with_waves(model: Ranker) -> None:
         model.register_buffer("waves", torch.zeros(2, dtype=torch.complex64))
 
@@ -145,7 +145,7 @@ def test_what_files_cannot_hold_is_named_at_once(tmp_path: Path) -> None:
         begun(tmp_path, with_waves)
 
 
-def test_a_row_larger_than_a_file_is_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_larger_than_the_file_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "SHARD_BYTES", 5)
     pipeline, writer = begun(tmp_path)
     writer.save({}, {})

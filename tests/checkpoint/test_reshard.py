@@ -1,4 +1,4 @@
-"""Who reads which files when a checkpoint is loaded on another number of workers."""
+"""Which worker reads which files when the number of workers changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from workers import run
 
 @pytest.mark.parametrize("written", [1, 2, 3, 8, 48, 64])
 @pytest.mark.parametrize("now", [1, 2, 3, 8, 48, 64])
-def test_files_are_read_by_those_who_need_them(written: int, now: int) -> None:
-    """All that there is, and hardly anything twice: from 64 workers to 48, each reads two files or three instead of 64."""
+def test_a_worker_reads_only_files_that_it_needs(written: int, now: int) -> None:
+    """Every file is read, and few are read twice: from 64 workers to 48, each reads two or three files instead of 64."""
     readers = [World(rank, now, {}, 1.0) for rank in range(now)]
     read = [sum(has_rows_for(world, worker, written) for worker in range(written)) for world in readers]
     assert sum(read) == written + now - math.gcd(written, now)
@@ -28,7 +28,7 @@ def test_files_are_read_by_those_who_need_them(written: int, now: int) -> None:
 
 
 def reading(world: World, settings: list[str], folder: str) -> tuple[str, set[int]]:
-    """The digest of what is loaded, and whose files of rows this worker has read."""
+    """The digest after loading, and the workers whose files this one has read."""
     real, workers = load.read_rows, set()
 
     def read_rows(checkpoint: Any, file: Any) -> Any:
@@ -42,8 +42,8 @@ def reading(world: World, settings: list[str], folder: str) -> tuple[str, set[in
         load.read_rows = real
 
 
-def test_three_workers_read_what_four_have_left(tmp_path: Path) -> None:
-    """The same bits, though nobody has read everything."""
+def test_three_workers_restore_the_checkpoint_of_four(tmp_path: Path) -> None:
+    """The same bits, though no worker reads all files."""
     settings = [*small("dlrm", EVERY), "train.steps=4"]
     left = run(4, train_run, "dlrm", settings, str(tmp_path / "run"))[0]["digest"]
     assert run(3, reading, settings, str(tmp_path / "run")) == [(left, {0, 1}), (left, {1, 2}), (left, {2, 3})]

@@ -1,4 +1,4 @@
-"""Promise: a run that is resumed ends with the bits of one that was never interrupted, whatever changes from life to life."""
+"""Promise: a resumed run ends with the bits of an uninterrupted one, whatever may change in between."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KEEP_ALL = "checkpoint.keep=99"
 
 
 def interrupted_twice(world: World, model: str, folder: str) -> dict[str, Any]:
-    """Every schedule and tier: begun under it, interrupted after step 6 of 10 and after step 9 of 13, gone on with to the end.
+    """For every schedule and tier: interrupted after step 6 of 10 and after step 9 of 13, resumed to the end.
 
-    Going back to an older step of a longer run is what an interruption leaves: later batches were already being prepared.
+    Resuming from an earlier step of a longer run stands in for an interruption: later batches were already being prepared.
     """
     where = Path(folder)
     untouched = train_run(world, model, small(model), str(where / "untouched"))
@@ -47,8 +47,8 @@ def interrupted_twice(world: World, model: str, folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", ["dlrm", "hstu"])
 def test_interrupted_twice_under_every_schedule(tmp_path: Path, model: str) -> None:
-    """DLRM, and HSTU with dropout, 2 epochs of uneven shards, evaluations in between, chains of checkpoints: the same digest,
-    the same held-out metrics, the same losses, and every step in the log once."""
+    """DLRM, and HSTU with dropout; 2 epochs of uneven shards, evaluations in between, incremental checkpoints: the same
+    digest, held-out metrics and losses, and every step in the log once."""
     found = run(2, interrupted_twice, model, str(tmp_path), deadline=170.0)
     assert found[0] == found[1]
     expected = found[0].pop("untouched")
@@ -64,7 +64,7 @@ def test_interrupted_twice_under_every_schedule(tmp_path: Path, model: str) -> N
 
 
 def changing_schedules(world: World, folder: str) -> list[str]:
-    """A run that goes on under another schedule and tier every three steps, and one that does not."""
+    """Digests of a run that resumes under another schedule and tier every three steps, and of one that does not."""
     path = str(Path(folder) / "run")
     untouched = train_run(world, "dlrm", small("dlrm"), str(Path(folder) / "untouched"))
     settings = small("dlrm", EVERY)
@@ -82,8 +82,8 @@ def test_the_schedule_and_the_tier_may_change(tmp_path: Path) -> None:
 
 
 def test_other_numbers_of_workers(tmp_path: Path) -> None:
-    """2 -> 3 -> 1 -> 4 workers: rows, state and dense model are the same bits at every load, and the losses that follow are those
-    of the run that never changed, to 1e-5."""
+    """2 -> 3 -> 1 -> 4 workers: rows, state and dense model are the same bits at every load, and the losses that follow
+    are those of the unchanged run, to 1e-5."""
     settings = small("dlrm", EVERY, "checkpoint.full_every=3")
     unchanged = run(2, train_run, "dlrm", small("dlrm"), str(tmp_path / "unchanged"))[0]
     path = str(tmp_path / "run")
@@ -99,8 +99,8 @@ def test_other_numbers_of_workers(tmp_path: Path) -> None:
     assert [found[step] for step in range(1, 5)] == [expected[step] for step in range(1, 5)]
 
 
-def test_what_is_kept(tmp_path: Path) -> None:
-    """The last `keep`, and what they stand on: every third is full (1, 4, 7, 10, 13), the others stand on those since."""
+def test_retention(tmp_path: Path) -> None:
+    """Keeps the last `keep` and their bases.  Every third is full (1, 4, 7, 10, 13), the others are incremental."""
     settings = small("dlrm", "checkpoint.every_steps=1", "checkpoint.keep=2", "checkpoint.full_every=3")
     run(1, train_run, "dlrm", [*settings, "train.steps=11"], str(tmp_path / "run"))
     folder = Folder(tmp_path / "run" / "checkpoints")
@@ -118,10 +118,10 @@ def named_launch(world: World, settings: list[str], run: str) -> None:
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_only_a_run_with_checkpoints_is_gone_on_with_unasked(
+def test_a_restart_resumes_only_a_run_with_checkpoints(
     tmp_path: Path, checkpoints: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another launch of the same name would write over the run otherwise; and none goes on with one that is over."""
+    """Otherwise another launch of the same name would overwrite the run.  A finished run is never resumed by a restart."""
     seen: list[bool] = []
     written = RunDirectory.write_summary
 
@@ -135,19 +135,19 @@ def test_only_a_run_with_checkpoints_is_gone_on_with_unasked(
     assert seen == [checkpoints] and not (tmp_path / "run" / "launch").exists()
 
 
-def test_a_finished_run_that_goes_on_has_its_metrics(tmp_path: Path) -> None:
-    """Nothing is trained, so nothing is evaluated; but what was found is still there, and once in the log."""
+def test_a_finished_run_that_resumes_has_its_metrics(tmp_path: Path) -> None:
+    """Nothing is trained, so nothing is evaluated; the metrics are still there, once in the log."""
     settings = small("dlrm", EVERY, "eval.every=4")
     first = train_run(World.single(), "dlrm", [*settings, "train.steps=8"], str(tmp_path / "run"))
     again = resume(World.single(), "dlrm", [*settings, "train.steps=8"], str(tmp_path / "run"))
     assert first["metrics"] and again["metrics"] == first["metrics"] and again["digest"] == first["digest"]
     assert [line["step"] for line in log_of(tmp_path / "run") if "eval" in line] == [4, 8]
     assert [line["step"] for line in log_of(tmp_path / "run") if "checkpoint" in line] == [3, 6, 8]
-    with pytest.raises(CheckpointError, match=r"train\.steps is 5, and the run has trained 8 steps already"):
+    with pytest.raises(CheckpointError, match=r"train\.steps is 5, but the run has already trained 8 steps"):
         resume(World.single(), "dlrm", [*settings, "train.steps=5"], str(tmp_path / "run"))
 
 
-def test_float64_tables_go_on(tmp_path: Path) -> None:
+def test_float64_tables_resume(tmp_path: Path) -> None:
     """Under a dense model in float32."""
     settings = small("dlrm", EVERY, "tables.dtype=float64")
     whole = train_run(World.single(), "dlrm", [*settings, "train.steps=6"], str(tmp_path / "whole"))
@@ -159,8 +159,8 @@ def test_float64_tables_go_on(tmp_path: Path) -> None:
         resume(World.single(), "dlrm", [*settings, "tables.admit_after=2"], str(tmp_path / "run"))
 
 
-def test_going_back_without_checkpoints_leaves_one_branch(tmp_path: Path) -> None:
-    """Also where the rest is trained with none: those of the branch that is given up go."""
+def test_resuming_earlier_without_checkpoints_leaves_one_branch(tmp_path: Path) -> None:
+    """Checkpoints of the abandoned branch are removed even if the rest of the run writes none."""
     settings = small("dlrm", KEEP_ALL, "train.steps=9")
     train_run(World.single(), "dlrm", [*settings, EVERY], str(tmp_path / "run"))
     assert steps_in(tmp_path / "run") == [3, 6, 9]
@@ -169,10 +169,10 @@ def test_going_back_without_checkpoints_leaves_one_branch(tmp_path: Path) -> Non
 
 
 def test_a_run_in_use_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a second process that would go on with it: neither its log nor its recipe nor its checkpoints."""
+    """A second process that wants to resume it changes neither its log nor its recipe nor its checkpoints."""
     settings = small("dlrm", EVERY, "train.steps=5")
     train_run(World.single(), "dlrm", settings, str(tmp_path / "run"))
-    (tmp_path / "run" / "metrics.jsonl").open("a").write('{"step": 6, "loss": 0.5}\n')  # as of a run that is on
+    (tmp_path / "run" / "metrics.jsonl").open("a").write('{"step": 6, "loss": 0.5}\n')  # as by a run in progress
     in_use = Folder(tmp_path / "run" / "checkpoints")
     in_use.lock()
     monkeypatch.setattr(Folder.lock, "__defaults__", (0.1,))
@@ -183,21 +183,21 @@ def test_a_run_in_use_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyP
     in_use.unlock()
 
 
-def test_a_wrong_name_of_the_best_costs_no_checkpoint(tmp_path: Path) -> None:
+def test_a_wrong_metric_name_costs_no_checkpoint(tmp_path: Path) -> None:
     run(1, train_run, "dlrm", small("dlrm", EVERY, "checkpoint.best=acu", "train.steps=3"), str(tmp_path / "run"))
     assert steps_in(tmp_path / "run")[-1] == 3
 
 
 def test_the_last_checkpoint_has_the_last_metrics(tmp_path: Path) -> None:
-    """Also where one was due at the last step, before the evaluation that ends a run."""
+    """Even if a checkpoint was due at the last step, before the final evaluation."""
     settings = small("dlrm", "checkpoint.best=log_loss", "checkpoint.every_steps=2", "train.steps=4")
     run(1, train_run, "dlrm", settings, str(tmp_path / "run"))
     last = Folder(tmp_path / "run" / "checkpoints").read(4)
     assert last.manifest.metrics["log_loss"] == last.manifest.trainer["best"]
 
 
-def test_the_best_is_kept_and_can_be_gone_on_from(tmp_path: Path) -> None:
-    """By a held-out metric, over an interruption, beside the last one; a worse evaluation later writes nothing."""
+def test_the_best_is_kept_and_can_be_restored(tmp_path: Path) -> None:
+    """By a held-out metric, across an interruption, beside the last one.  A worse evaluation writes nothing."""
     settings = small("dlrm", "checkpoint.best=log_loss", "checkpoint.keep=1", "eval.every=2", "tables.lr=0.9")
     run(2, train_run, "dlrm", [*settings, "train.steps=7"], str(tmp_path / "run"))
     run(2, resume, "dlrm", settings, str(tmp_path / "run"))
@@ -211,8 +211,8 @@ def test_the_best_is_kept_and_can_be_gone_on_from(tmp_path: Path) -> None:
     run(2, digest_at, "dlrm", settings, str(tmp_path / "run"), best)
 
 
-def test_going_back_gives_up_what_came_later(tmp_path: Path) -> None:
-    """From an older step: later checkpoints and log lines are gone, so that nobody goes on from a branch that was left."""
+def test_resuming_earlier_removes_what_came_later(tmp_path: Path) -> None:
+    """Later checkpoints and log lines are removed, so that no run resumes from the abandoned branch."""
     settings = small("dlrm", EVERY, KEEP_ALL, "checkpoint.full_every=2")
     path = str(tmp_path / "run")
     before = run(1, train_run, "dlrm", [*settings, "train.steps=15"], path)[0]

@@ -1,4 +1,4 @@
-"""Parquet that cannot be read, with `data.on_error = "skip"`: left out whole, alike on all workers and after a resume."""
+"""Unreadable Parquet with `data.on_error = "skip"`: skipped whole, equally on all workers and after a resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runs import log_of
 from workers import run
 
 GROUP = 20
-"""Rows in a row group; five groups a file."""
+"""Rows in a row group.  A file has five."""
 
 
 def write(path: Path, start: int, rows: int = 5 * GROUP) -> None:
@@ -36,7 +36,7 @@ def write(path: Path, start: int, rows: int = 5 * GROUP) -> None:
 
 
 def poison(path: Path, group: int) -> None:
-    """Flips one bit of the last value of a row group's first column: only its checksum tells."""
+    """Flips one bit of the last value of a row group's first column, which only the checksum reveals."""
     column = pq.ParquetFile(path).metadata.row_group(group).column(0)
     data = bytearray(path.read_bytes())
     data[column.data_page_offset + column.total_compressed_size - 8] ^= 1
@@ -44,7 +44,7 @@ def poison(path: Path, group: int) -> None:
 
 
 def make(folder: Path) -> ParquetData:
-    """Three files of 100 rows, and one that is cut off: groups 1 of the first and 4 of the last are spoiled."""
+    """Three files of 100 rows, and a truncated one: group 1 of the first and group 4 of the last are poisoned."""
     folder.mkdir(exist_ok=True)
     for number, name in enumerate("abd"):
         write(folder / f"{name}.parquet", 100 * number)
@@ -64,9 +64,9 @@ GOOD = [i for i in range(300) if i not in range(20, 40) and i not in range(280, 
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_what_is_bad_is_left_out_whole(tmp_path: Path, workers: int) -> None:
-    """A cut-off file and two row groups with one wrong bit each are gone, the rest is there once, for any number of workers,
-    though several share a row group and the wrong bit is in the share of one."""
+def test_unreadable_parts_are_skipped_whole(tmp_path: Path, workers: int) -> None:
+    """A truncated file and two row groups with a wrong bit each are skipped, and every other sample is read once, for any
+    number of workers, though several share a row group and only one reads the wrong bit."""
     data = make(tmp_path / "data")
     found = [i for rank in range(workers) for i in ids(data, rank, workers)]
     assert sorted(found) == GOOD
@@ -81,7 +81,7 @@ def test_what_is_bad_is_left_out_whole(tmp_path: Path, workers: int) -> None:
     assert len(news) == 3 and "cannot be read as Parquet" in news[0] and not source.skipped.news()
 
 
-def test_without_it_the_run_ends(tmp_path: Path) -> None:
+def test_without_skip_the_run_ends(tmp_path: Path) -> None:
     make(tmp_path / "data")
     fails = ParquetData(str(tmp_path / "data"), {"f": "x"}, label="y")
     with pytest.raises(DataError, match=r"c\.parquet cannot be read as Parquet"):
@@ -93,19 +93,19 @@ def test_without_it_the_run_ends(tmp_path: Path) -> None:
         ParquetData("x", {"f": "x"}, label="y", on_error="maybe")  # type: ignore[arg-type]
 
 
-def test_a_value_that_cannot_be_trained_on_still_ends_the_run(tmp_path: Path) -> None:
-    """A label that is no number was written so: that is a mistake in the data or the mapping, not a damaged file."""
+def test_an_invalid_value_still_ends_the_run(tmp_path: Path) -> None:
+    """A NaN label is a mistake in the data or the mapping, not a damaged file."""
     pq.write_table(pa.table({"x": [1, 2], "y": [0.0, float("nan")]}), tmp_path / "n.parquet")
     with pytest.raises(DataError, match=r"row 1 .*'y' is nan"):
         ids(ParquetData(str(tmp_path), {"f": "x"}, label="y", eval_fraction=0, on_error="skip"))
 
 
-def trained(world: World, folder: str, path: str, steps: int | None, goes_on: bool) -> dict[str, Any]:
+def trained(world: World, folder: str, path: str, steps: int | None, resuming: bool) -> dict[str, Any]:
     where = Path(folder)
     recipe_text = where / "skip.toml"
     recipe = load_recipe(recipe_text, [f"train.steps={steps or 'none'}"], DATA, MODELS)
-    resumed = find_resumed(recipe, Path(path), 6, lambda text: parse_recipe(text, DATA, MODELS)) if goes_on else None
-    return train(recipe, world, path, quiet=True, resumed=resumed, resuming=goes_on)
+    resumed = find_resumed(recipe, Path(path), 6, lambda text: parse_recipe(text, DATA, MODELS)) if resuming else None
+    return train(recipe, world, path, quiet=True, resumed=resumed, resuming=resuming)
 
 
 RECIPE = """
@@ -130,9 +130,9 @@ keep = 9
 """
 
 
-def test_a_resumed_run_leaves_out_the_same(tmp_path: Path) -> None:
-    """Two workers, interrupted in mid-epoch: the digest of an untouched run; the summary and the log name every part; what was
-    left out stays out when somebody mends it; data that has grown is refused."""
+def test_a_resumed_run_skips_the_same_parts(tmp_path: Path) -> None:
+    """Two workers, interrupted in mid-epoch: the digest of an untouched run.  Summary and log name every part.  A skipped
+    part stays out even if it is repaired meanwhile.  Data that has grown is refused."""
     make(tmp_path / "data")
     (tmp_path / "skip.toml").write_text(RECIPE.format(data=tmp_path / "data"))
     untouched = run(2, trained, str(tmp_path), str(tmp_path / "untouched"), None, False)[0]
@@ -145,6 +145,6 @@ def test_a_resumed_run_leaves_out_the_same(tmp_path: Path) -> None:
     said = [line["skipped"] for line in log_of(tmp_path / "untouched") if "skipped" in line]
     assert any("c.parquet: it cannot be read as Parquet" in text for text in said)
     write(tmp_path / "data" / "e.parquet", 300)
-    with pytest.raises(AssertionError, match="the training data had 270 units when it was saved and has 360 now"):
+    with pytest.raises(AssertionError, match="the training data had 270 units at the checkpoint and has 360 now"):
         run(2, trained, str(tmp_path), str(tmp_path / "run"), None, True)
     assert issubclass(CheckpointError, ValueError)

@@ -1,4 +1,4 @@
-"""Files of tensors: what is written is what is read, by us and by safetensors itself."""
+"""Tensor files: we and safetensors read what was written."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
 
 @settings(max_examples=150)
 @given(tensors())
-def test_what_is_written_is_read_bit_for_bit(given: dict[str, torch.Tensor]) -> None:
-    """Any tensors, empty ones, of no width and transposed ones too: the same bits come back, to us and to safetensors."""
+def test_tensors_round_trip_bit_for_bit(given: dict[str, torch.Tensor]) -> None:
+    """Any tensors, also empty, zero-width and transposed ones: we and safetensors read the same bits."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.safetensors"
         written = write_tensors(path, given)
@@ -57,8 +57,8 @@ def test_what_is_written_is_read_bit_for_bit(given: dict[str, torch.Tensor]) -> 
         assert {name: bits(tensor) for name, tensor in safetensors.torch.load_file(path).items()} == wanted
 
 
-def test_arrays_of_numpy_come_back_as_such(tmp_path: Path) -> None:
-    """Columns of a larger array and rows of no width, as the writer has them."""
+def test_numpy_arrays_round_trip(tmp_path: Path) -> None:
+    """Columns of a larger array, and rows of width zero, as the writer has them."""
     state = np.arange(12, dtype=np.float32).reshape(3, 4)
     given = {"keys": np.array([-1, 2, 1 << 62]), "state": state[:, :2], "none": state[:, :0], "empty": state[:0]}
     written = write_tensors(tmp_path / "x", given)
@@ -67,15 +67,15 @@ def test_arrays_of_numpy_come_back_as_such(tmp_path: Path) -> None:
 
 
 def test_an_existing_file_is_never_written_to(tmp_path: Path) -> None:
-    """Two writers of one name: the second fails and the first one's bytes stay."""
+    """Of two writers of one name the second fails, and the first one's bytes stay."""
     written = write_tensors(tmp_path / "x", {"a": torch.ones(3)})
     with pytest.raises(FileExistsError):
         write_tensors(tmp_path / "x", {"a": torch.zeros(3)})
     assert torch.equal(read_tensors(tmp_path / "x", written)["a"], torch.ones(3))
 
 
-def test_a_file_that_is_another_is_refused(tmp_path: Path) -> None:
-    """Another size, another digest, no file: each is one line that names the file."""
+def test_a_file_that_does_not_match_is_refused(tmp_path: Path) -> None:
+    """Wrong size, wrong digest, no file: each is one line that names the file."""
     written = write_tensors(tmp_path / "x", {"a": torch.ones(3)})
     for other in (Written("x", written.bytes + 1, written.sha256), Written("x", written.bytes, "0" * 64)):
         with pytest.raises(CheckpointError, match=r"^[^\n]*/x [^\n]*--from STEP$"):

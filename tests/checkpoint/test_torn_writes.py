@@ -1,7 +1,7 @@
-"""A process that dies anywhere in the writing of a checkpoint: the one before is there and whole, and the run goes on from it.
+"""A process that dies anywhere while it writes a checkpoint leaves the previous one intact, and the run resumes from it.
 
-Every file operation of a checkpoint, of its commit and of the removal of old ones is died at in turn: before it, and for a write
-also in its middle.
+The process dies at every file operation in turn: of the checkpoint, of its commit, and of the removal of old ones.  It dies
+before the operation, and in the middle of a write.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ class Doom:
 
     def _writing(self, file: int, data: memoryview) -> int:
         if self._tick():
-            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)  # torn anywhere
+            fcntl.fcntl(
+                file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT
+            )  # so that it can tear anywhere
             self._write(file, data[: len(data) // 2])
             os._exit(DIED)
         return self._write(file, data)
 
     def _syncing(self, file: int) -> None:
-        """A process that dies loses nothing of what it did not sync, and a disk takes its time: so only counted."""
+        """Only counts: a dying process loses nothing that it did not sync, and a real sync is slow."""
         if self._tick():
             os._exit(DIED)
 
@@ -82,7 +84,7 @@ def attack(folder: str, saves: int) -> None:
 
 
 def _attack(folder: str, saves: int) -> None:
-    """In a process without threads, which can be forked: checkpoints of steps 1..saves are committed, the next is attacked."""
+    """Commits checkpoints of steps 1..saves, attacks the next.  Runs in a process without threads, which can be forked."""
     world = World.single()
     original, path = Path(folder) / "original", Path(folder) / "attacked"
     original.mkdir()
@@ -112,9 +114,9 @@ def _attack(folder: str, saves: int) -> None:
         assert code in (0, DIED), f"operation {at}: {code}"
         outcomes.append(look(world, Folder(path), digests, saves, at))
         names = tuple(sorted(entry.name for entry in path.iterdir()))
-        if names not in seen:  # going on takes longer than looking, and depends on what is there alone
+        if names not in seen:  # resuming takes longer than looking, and depends only on what is left
             seen.add(names)
-            go_on(world, Folder(path), digests, outcomes[-1], at)
+            resume(world, Folder(path), digests, outcomes[-1], at)
         if code == 0:
             break
     else:
@@ -124,7 +126,7 @@ def _attack(folder: str, saves: int) -> None:
 
 
 def look(world: World, folder: Folder, digests: dict[int, str], saves: int, at: int) -> int:
-    """What is found after the death: the one before or the new one, to the bit."""
+    """Asserts that the last checkpoint is the previous or the new one, to the bit.  Returns its step."""
     found = folder.find()
     step = found.manifest.step if found else 0
     assert step in (saves, saves + 1), f"operation {at}: step {step}"
@@ -135,8 +137,8 @@ def look(world: World, folder: Folder, digests: dict[int, str], saves: int, at: 
     return step
 
 
-def go_on(world: World, folder: Folder, digests: dict[int, str], step: int, at: int) -> None:
-    """The next run removes what is half done, and ends with the bits of one that nobody touched."""
+def resume(world: World, folder: Folder, digests: dict[int, str], step: int, at: int) -> None:
+    """Asserts that the next run removes leftovers, and ends with the bits of an uninterrupted one."""
     folder.lock()
     folder.tidy()
     folder.rewind_to(step)
@@ -158,8 +160,8 @@ def go_on(world: World, folder: Folder, digests: dict[int, str], step: int, at: 
     folder.unlock()
 
 
-@pytest.mark.parametrize("saves", [0, 1, 2], ids=["the first", "one that stands on another", "one after which two go"])
-def test_a_death_at_any_file_operation_leaves_the_checkpoint_before(tmp_path: Path, saves: int) -> None:
+@pytest.mark.parametrize("saves", [0, 1, 2], ids=["first", "incremental", "full, which removes two"])
+def test_a_death_at_any_file_operation_leaves_the_previous_checkpoint(tmp_path: Path, saves: int) -> None:
     process = _context().Process(target=attack, args=(str(tmp_path), saves))
     process.start()
     process.join(120)

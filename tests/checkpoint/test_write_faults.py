@@ -1,4 +1,4 @@
-"""What goes wrong while a checkpoint is written: one line for all workers, the ones before untouched, nothing half done left."""
+"""Faults while a checkpoint is written: one line on all workers, earlier ones untouched, nothing half written left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workers import WorkerFailed, run, run_once
 
 
 def full_disk(world: World, folder: str, rank: int, after: int) -> tuple[str, str]:
-    """A run whose worker `rank` finds its disk full after so many writes; what each worker raised."""
+    """Trains with a disk of worker `rank` that is full after so many writes.  Returns what each worker raised."""
     real, written = direct_file.write_all, [0]
 
     def write_all(file: int, view: memoryview) -> None:
@@ -51,18 +51,20 @@ def full_disk(world: World, folder: str, rank: int, after: int) -> tuple[str, st
 
 @pytest.mark.parametrize(("rank", "after"), [(0, 16), (1, 5)])
 def test_a_full_disk_is_named_with_its_worker(tmp_path: Path, rank: int, after: int) -> None:
-    """Both workers say the same of the same worker; what was committed is whole; no directory is left half written."""
+    """Both workers name the same worker; committed checkpoints are intact; no half-written directory is left."""
     found = run_once(2, full_disk, str(tmp_path / "run"), rank, after, timeout=30.0, deadline=60.0)
-    said = {text for kind, text in found if kind == "NotWritten"}
-    assert len(said) == 1 and {kind for kind, _ in found} <= {"NotWritten", "PeerLost"}, found
-    assert f"was not written: rank {rank}: No space left on device: make room, or set checkpoint.path" in said.pop()
+    messages = {text for kind, text in found if kind == "NotWritten"}
+    assert len(messages) == 1 and {kind for kind, _ in found} <= {"NotWritten", "PeerLost"}, found
+    assert f"was not written: rank {rank}: No space left on device: make room, or set checkpoint.path" in messages.pop()
     steps = steps_in(tmp_path / "run")
     assert steps and not list((tmp_path / "run" / "checkpoints").glob(".writing-*"))
     run(2, digest_at, "dlrm", small("dlrm", EVERY), str(tmp_path / "run"), steps[-1])
 
 
-def test_a_directory_that_cannot_be_made_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even the directory of the new checkpoint could be made: all others are still there."""
+def test_a_directory_that_cannot_be_created_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new checkpoint cannot even create its directory: all others are still there."""
 
     def refuse(self: Folder, step: int) -> None:
         if step > 8:
@@ -76,7 +78,7 @@ def test_a_directory_that_cannot_be_made_costs_no_other(tmp_path: Path, monkeypa
 
 
 def slow_disk(world: World, folder: str) -> list[int]:
-    """Worker 1's disk takes longer for a file than workers wait for one another."""
+    """Worker 1's disk takes longer for a file than the timeout between workers."""
     real = writer.write_tensors
 
     def write_tensors(path: Path, named: Any) -> Written:
@@ -88,13 +90,13 @@ def slow_disk(world: World, folder: str) -> list[int]:
     return steps_in(folder)
 
 
-def test_a_disk_may_be_slower_than_workers_are_patient(tmp_path: Path) -> None:
-    """A timeout of 2 s is for workers that do not answer, not for those that write."""
+def test_a_disk_may_be_slower_than_the_timeout(tmp_path: Path) -> None:
+    """The timeout of 2 s is for workers that do not answer, not for those that write."""
     assert run_once(2, slow_disk, str(tmp_path / "run"), timeout=2.0) == [[3, 4]] * 2
 
 
 def gone_while_waited_for(world: World, folder: str) -> str:
-    """Worker 1 stops answering while worker 0 waits for it with its part of a checkpoint."""
+    """Worker 1 stops answering while worker 0 waits for its part of a checkpoint."""
     real = writer.CheckpointWriter.wait
 
     def wait(self: writer.CheckpointWriter) -> None:
@@ -113,26 +115,24 @@ def gone_while_waited_for(world: World, folder: str) -> str:
 
 
 def say(world: World, folder: str) -> str:
-    """Worker 0 leaves word in a file, as worker 1 never answers."""
+    """Worker 0 writes its error to a file, as worker 1 never returns."""
     started = time.monotonic()
-    said = gone_while_waited_for(world, folder)
-    Path(folder).with_name(f"{world.rank}.txt").write_text(f"{said} after {time.monotonic() - started:.0f} s")
-    return said
+    message = gone_while_waited_for(world, folder)
+    Path(folder).with_name(f"{world.rank}.txt").write_text(f"{message} after {time.monotonic() - started:.0f} s")
+    return message
 
 
 def test_a_worker_that_stalls_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
-    """By the same deadline as in training, though a disk may take an hour."""
+    """By the usual deadline, though a disk may take an hour."""
     with pytest.raises(WorkerFailed, match=r"ranks \[1\] of 2 were not done"):
         run_once(2, say, str(tmp_path / "run"), timeout=2.0, deadline=15.0)
-    said = (tmp_path / "0.txt").read_text()
-    assert said.startswith("rank 0 waited 2 s for another worker"), said
+    message = (tmp_path / "0.txt").read_text()
+    assert message.startswith("rank 0 waited 2 s for another worker"), message
     assert not steps_in(tmp_path / "run")
 
 
-def test_time_based_checkpoints_follow_a_clock_that_nobody_sets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The wall clock jumps to and fro by days at every look; the other one says that a minute passes at every third step."""
+def test_time_based_checkpoints_follow_a_monotonic_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock jumps by days at every look; by the monotonic clock a minute passes every third step."""
     days = iter(range(1, 10**6))
     monkeypatch.setattr(time, "time", lambda: 1.7e9 + (-1) ** next(days) * 86400 * next(days))
     untouched = train_run(World.single(), "dlrm", small("dlrm"), str(tmp_path / "untouched"))
@@ -149,16 +149,16 @@ def test_time_based_checkpoints_follow_a_clock_that_nobody_sets(
     assert all(datetime.fromisoformat(text) for text in created)
 
 
-def test_a_wall_clock_alone_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wall_clock_triggers_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     days = iter(range(1, 10**6))
     monkeypatch.setattr(time, "time", lambda: 1.7e9 + 86400 * next(days))
     settings = small("dlrm", "checkpoint.every_minutes=10", "checkpoint.keep=99")
     train_run(World.single(), "dlrm", settings, str(tmp_path / "run"))
-    assert steps_in(tmp_path / "run") == [30], "that of the end"
+    assert steps_in(tmp_path / "run") == [30], "only the final one"
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    """A run that is being trained cannot be gone on with by another process; a new run does not mix with another's."""
+    """A second process cannot resume a run in progress.  A new run does not write into another's checkpoints."""
     train_run(World.single(), "dlrm", small("dlrm", EVERY), str(tmp_path / "run"))
     path = tmp_path / "run" / "checkpoints"
     first, second = Folder(path), Folder(path)
@@ -168,13 +168,13 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     first.unlock()
     second.lock(0.1)
     with pytest.raises(
-        CheckpointError, match="has checkpoints already, the last of step 30: go on with that run by --resume"
+        CheckpointError, match="already has checkpoints, the last of step 30: resume that run with --resume"
     ):
         refuse_others(recipe_of("dlrm", small("dlrm", EVERY, f"checkpoint.path='{path}'")), tmp_path / "other")
 
 
-def test_a_damaged_old_one_does_not_end_a_training(tmp_path: Path) -> None:
-    """What is wrong with a checkpoint that nobody asks for is no reason to stop writing new ones."""
+def test_a_damaged_old_checkpoint_does_not_end_a_run(tmp_path: Path) -> None:
+    """Damage to a checkpoint that is not needed is no reason to stop writing new ones."""
     settings = small("dlrm", EVERY, "checkpoint.best=auc", "checkpoint.keep=2", "checkpoint.full_every=1")
     train_run(World.single(), "dlrm", [*settings, "train.steps=7"], str(tmp_path / "run"))
     oldest = steps_in(tmp_path / "run")[0]
@@ -185,8 +185,8 @@ def test_a_damaged_old_one_does_not_end_a_training(tmp_path: Path) -> None:
 
 
 def fails_while_writing(world: World, folder: str) -> list[int]:
-    """A run whose third step fails while the checkpoint of the second is being written; the steps that are there afterwards."""
-    real_write, real_progress, writing = CheckpointWriter._write_mine, TrainPipeline.progress, threading.Event()
+    """Trains a run whose third step fails while the checkpoint of the second is written.  Returns the saved steps."""
+    real_write, real_progress, writing = CheckpointWriter._write_files, TrainPipeline.progress, threading.Event()
 
     def slow_write(self: CheckpointWriter, *arguments: Any) -> None:
         writing.set()
@@ -199,16 +199,16 @@ def fails_while_writing(world: World, folder: str) -> list[int]:
             raise OSError(errno.ENOSPC, "the disk tier is full")
         return real_progress(self, batches)
 
-    CheckpointWriter._write_mine, TrainPipeline.progress = slow_write, failing_progress  # type: ignore[method-assign]
+    CheckpointWriter._write_files, TrainPipeline.progress = slow_write, failing_progress  # type: ignore[method-assign]
     try:
         with pytest.raises(OSError, match="the disk tier is full"):
             train_run(world, "dlrm", [*small("dlrm"), "checkpoint.every_steps=2"], folder)
     finally:
-        CheckpointWriter._write_mine, TrainPipeline.progress = real_write, real_progress  # type: ignore[method-assign]
+        CheckpointWriter._write_files, TrainPipeline.progress = real_write, real_progress  # type: ignore[method-assign]
     assert not [path.name for path in (Path(folder) / "checkpoints").glob(".writing*")]
     return steps_in(Path(folder))
 
 
-def test_a_run_that_fails_while_a_checkpoint_is_written_leaves_it_whole(tmp_path: Path) -> None:
-    """Promise: no half file, and the step that was being saved can be gone on from."""
+def test_a_run_that_fails_while_a_checkpoint_is_written_still_commits_it(tmp_path: Path) -> None:
+    """Promise: nothing half written, and the run can resume from the step that was being saved."""
     assert run_once(1, fails_while_writing, str(tmp_path / "run"), timeout=30.0) == [[2]]

@@ -127,7 +127,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A run is never written over another one, and a place that cannot be written is found out before training."""
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes").write_text("mine")
-    refused(nestpipe(tmp_path, *small(), run="taken"), "taken' exists already", "--run")
+    refused(nestpipe(tmp_path, *small(), run="taken"), "taken' already exists", "--run")
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes"]
     refused(nestpipe(tmp_path, *small(), run="taken/notes/run"), "taken/notes/run", "--run")
     if os.geteuid():

@@ -152,7 +152,7 @@ def test_a_full_disk_ends_the_run_and_costs_no_checkpoint(tmp_path: Path, small_
     place = ["checkpoint.keep=99", f"checkpoint.path='{small_disk / 'kept'}'"]
     command = Command(tmp_path, small(*LENGTH, *EVERY, *place))
     ended = command.wait()
-    refused(ended, "rank 0: No space left on device", "checkpoint.path", "those before are untouched")
+    refused(ended, "rank 0: No space left on device", "checkpoint.path", "earlier checkpoints are untouched")
     folder = Folder(small_disk / "kept")
     assert ended.code == 1 and folder.steps() and not list(folder.path.glob(".writing-*"))
     shutil.copytree(folder.path, command.run / "checkpoints")
@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_helps(tmp_path: Path) 
     rows = next(file.name for file in last.manifest.files if file.kind == "rows")
     damaged(last.path / rows, "one bit")
     ended = nestpipe(tmp_path, "train", str(tmp_path / "run"), "--resume", "--workers", "1", "--quiet", run="run")
-    refused(ended, rows, "is not what was written", "--from STEP")
+    refused(ended, rows, "is damaged", "--from STEP")
     assert ended.code == 2
     one_line(
         nestpipe(

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nestpipe.checkpoint.kept import describe
 from nestpipe.checkpoint.manifest import Base, File, Manifest, name_of, seal
+from nestpipe.checkpoint.saved_rows import describe
 from nestpipe.checkpoint.tensors import write_tensors
 from nestpipe.keys import owners_of
 from nestpipe.tables.config import EmbeddingConfig

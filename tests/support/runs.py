@@ -13,7 +13,7 @@ from nestpipe.config.recipe import Recipe, load_recipe, parse_recipe
 from nestpipe.data.kinds import KINDS as DATA
 from nestpipe.models.kinds import KINDS as MODELS
 from nestpipe.train.build import make_pipeline, open_source
-from nestpipe.train.checkpoints import find_resumed, go_on
+from nestpipe.train.checkpoints import find_resumed, restore_run
 from nestpipe.train.digest import digest
 from nestpipe.train.trainer import train
 
@@ -42,19 +42,19 @@ def recipe_of(model: str, settings: list[str]) -> Recipe:
 
 
 def train_run(
-    world: World, model: str, settings: list[str], run: str, from_step: int | None = None, goes_on: bool = False
+    world: World, model: str, settings: list[str], run: str, from_step: int | None = None, resuming: bool = False
 ) -> dict[str, Any]:
     """The summary of a run, or of its going on from a step (None: the last that is there)."""
     recipe = recipe_of(model, settings)
     resumed = (
-        find_resumed(recipe, Path(run), from_step, lambda text: parse_recipe(text, DATA, MODELS)) if goes_on else None
+        find_resumed(recipe, Path(run), from_step, lambda text: parse_recipe(text, DATA, MODELS)) if resuming else None
     )
-    assert resumed is not None or not goes_on
-    return train(recipe, world, run, quiet=True, resumed=resumed, resuming=goes_on)
+    assert resumed is not None or not resuming
+    return train(recipe, world, run, quiet=True, resumed=resumed, resuming=resuming)
 
 
 def resume(world: World, model: str, settings: list[str], run: str, from_step: int | None = None) -> dict[str, Any]:
-    return train_run(world, model, settings, run, from_step, goes_on=True)
+    return train_run(world, model, settings, run, from_step, resuming=True)
 
 
 def digest_at(world: World, model: str, settings: list[str], run: str, step: int | None = None) -> str:
@@ -63,7 +63,7 @@ def digest_at(world: World, model: str, settings: list[str], run: str, step: int
     resumed = find_resumed(recipe, Path(run), step, lambda text: parse_recipe(text, DATA, MODELS))
     assert resumed is not None
     pipeline = make_pipeline(recipe, open_source(recipe, "train", world), world)
-    go_on(pipeline, resumed, lambda done: None)
+    restore_run(pipeline, resumed, lambda done: None)
     found = digest(pipeline)
     pipeline.close()
     return found

@@ -41,7 +41,7 @@ def test_an_existing_run_is_never_touched(tmp_path: Path) -> None:
     """Promise: a second run in the same place is refused in one line; an empty directory is no run."""
     (tmp_path / "run").mkdir()
     RunDirectory(RECIPE, tmp_path / "run").log({"step": 1})
-    with pytest.raises(RunError, match=r"^'.*run' exists already: choose another place with --run, or remove it$"):
+    with pytest.raises(RunError, match=r"^'.*run' already exists: choose another directory with --run, or remove it$"):
         RunDirectory(RECIPE, tmp_path / "run")
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 

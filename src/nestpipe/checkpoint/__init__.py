@@ -1,4 +1,7 @@
-"""Checkpoints: tables, dense state, data position and random state of one moment, committed as one."""
+"""Checkpoints: one commit for tables, dense state, data position and random state.
+
+This room knows nothing of pipelines.  It saves and restores any `TrainState`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ _PUBLIC = {
     "CheckpointWriter": "writer",
     "Folder": "folder",
     "NotWritten": "errors",
+    "TrainState": "train_state",
     "restore": "load",
 }
 __all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when asked for: commands that only look at a folder do without torch."""
+    """Imports on first use: commands that only list a folder do not need torch."""
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -1,4 +1,4 @@
-"""The dense side of a pipeline by name: parameters, buffers, optimizer state; as tensors, forth and back."""
+"""Dense state as named tensors, to and from a checkpoint: parameters, buffers, optimizer state."""
 
 from __future__ import annotations
 
@@ -8,99 +8,101 @@ from copy import deepcopy
 import torch
 
 from nestpipe.checkpoint.errors import CheckpointError
-from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.checkpoint.train_state import TrainState
 
 OPTIMIZER = "optimizer."
 NUMBER = "number."
-"""Before the name of an optimizer's state that is a plain number."""
+"""Prefix of optimizer state that is a plain number."""
 RATE = "rate."
-"""Before the number of a parameter group: its learning rate, where nothing else sets it."""
+"""Prefix of a parameter group's number: its learning rate, unless `dense_rate` sets it."""
 MODEL = "model."
-"""Before names of the model's own that would look like one of the others, or like this."""
+"""Prefix of those names in the model that begin with one of the four prefixes."""
 
 
-def clone_dense(pipeline: TrainPipeline) -> dict[str, torch.Tensor]:
-    """Copies of everything, on the host."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in named(pipeline).items()}
+def clone_dense(state: TrainState) -> dict[str, torch.Tensor]:
+    """Copies of all dense state, on the host."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in named_dense(state).items()}
 
 
-def named(pipeline: TrainPipeline) -> dict[str, torch.Tensor]:
+def named_dense(state: TrainState) -> dict[str, torch.Tensor]:
+    """All dense state by its name in a checkpoint.  Parameters, buffers and optimizer tensors are not copied."""
     found: dict[str, torch.Tensor] = {}
     names = {}
-    for name, parameter in pipeline.model.named_parameters():
+    for name, parameter in state.model.named_parameters():
         names[parameter] = name
         found[_stored(name)] = parameter
-    found.update((_stored(name), buffer) for name, buffer in pipeline.model.named_buffers())
-    if pipeline.optimizer is not None:
-        for parameter, state in pipeline.optimizer.state.items():
-            for entry, value in state.items():
+    found.update((_stored(name), buffer) for name, buffer in state.model.named_buffers())
+    if state.optimizer is not None:
+        for parameter, entries in state.optimizer.state.items():
+            for entry, value in entries.items():
                 if isinstance(value, torch.Tensor):
                     found[f"{OPTIMIZER}{names[parameter]}.{entry}"] = value
                 elif isinstance(value, int | float):
                     found[f"{NUMBER}{names[parameter]}.{entry}"] = torch.tensor(float(value), dtype=torch.float64)
-        if pipeline.dense_rate is None:
-            for number, group in enumerate(pipeline.optimizer.param_groups):
+        if state.dense_rate is None:
+            for number, group in enumerate(state.optimizer.param_groups):
                 found[f"{RATE}{number}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
     return found
 
 
-def restore_dense(pipeline: TrainPipeline, tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Everything as it was.  CheckpointError, before anything is changed, where the model is another."""
-    model = dict(pipeline.model.named_parameters()) | dict(pipeline.model.named_buffers())
+def restore_dense(state: TrainState, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Restores all dense state.  Raises CheckpointError, before it changes anything, if the model is another one."""
+    model = dict(state.model.named_parameters()) | dict(state.model.named_buffers())
     own = {_stored(name): tensor for name, tensor in model.items()}
     saved = {name for name in tensors if not name.startswith((OPTIMIZER, NUMBER, RATE))}
     for name in sorted({*own} ^ saved):
         who, other = ("checkpoint", "model") if name in saved else ("model", "checkpoint")
         raise CheckpointError(
-            f"{where}: the {who} has a tensor {name!r} and the {other} has not: it is of another model"
+            f"{where}: the {who} has a tensor {name!r} and the {other} does not: it belongs to another model"
         )
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape or tensor.dtype != tensors[name].dtype:
             raise CheckpointError(
                 f"{where}: {name!r} is {_kind(tensors[name])} in the checkpoint and {_kind(tensor)} in the model: "
-                "it is of another model"
+                "it belongs to another model"
             )
-    parameters = dict(pipeline.model.named_parameters())
-    states = [_entry(name) for name in tensors if name.startswith((OPTIMIZER, NUMBER))]
-    if (states and pipeline.optimizer is None) or any(name not in parameters for name, _ in states):
+    parameters = dict(state.model.named_parameters())
+    entries = [_entry(name) for name in tensors if name.startswith((OPTIMIZER, NUMBER))]
+    if (entries and state.optimizer is None) or any(name not in parameters for name, _ in entries):
         raise CheckpointError(
-            f"{where}: the checkpoint has optimizer state of parameters that this model does not train"
+            f"{where}: the checkpoint has optimizer state for parameters that this model does not train"
         )
-    _check_state(pipeline, tensors, where)
+    _check_state(state, tensors, where)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
-    if pipeline.optimizer is None:
+    if state.optimizer is None:
         return
     for name, tensor in tensors.items():
         if name.startswith(OPTIMIZER):
             parameter, entry = _entry(name)
-            state = pipeline.optimizer.state[parameters[parameter]]
-            # Adam's step count is on the host whatever the parameter is on; averages are beside their parameter.
+            # Adam's step count stays on the host.  Averages go to the device of their parameter.
             target = parameters[parameter].device if tensor.dim() else tensor.device
-            state[entry] = tensor.to(target)
+            state.optimizer.state[parameters[parameter]][entry] = tensor.to(target)
         elif name.startswith(NUMBER):
             parameter, entry = _entry(name)
-            pipeline.optimizer.state[parameters[parameter]][entry] = tensor.item()
+            state.optimizer.state[parameters[parameter]][entry] = tensor.item()
         elif name.startswith(RATE):
-            pipeline.optimizer.param_groups[int(name.removeprefix(RATE))]["lr"] = tensor.item()
+            state.optimizer.param_groups[int(name.removeprefix(RATE))]["lr"] = tensor.item()
 
 
-def _check_state(pipeline: TrainPipeline, tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Optimizer state is what this optimizer makes of these parameters: all of it, or none at all."""
-    groups = [] if pipeline.optimizer is None else pipeline.optimizer.param_groups
+def _check_state(state: TrainState, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Raises CheckpointError unless optimizer state is absent, or what this optimizer makes for these parameters."""
+    groups = [] if state.optimizer is None else state.optimizer.param_groups
     numbers = {name for name in tensors if name.startswith((NUMBER, RATE))}
     if any(tensors[name].shape != () or tensors[name].dtype != torch.float64 for name in numbers):
-        raise CheckpointError(f"{where}: a number of the optimizer's is none")
+        raise CheckpointError(f"{where}: a number of optimizer state must be a float64 scalar")
     if not {name for name in numbers if name.startswith(RATE)} <= {f"{RATE}{n}" for n in range(len(groups))}:
-        raise CheckpointError(f"{where}: the checkpoint has learning rates of parameter groups that there are not")
+        raise CheckpointError(
+            f"{where}: the checkpoint has learning rates for parameter groups that the optimizer does not have"
+        )
     given = {name for name in tensors if name.startswith((OPTIMIZER, NUMBER))}
-    made = _made_by(pipeline)
+    made = _made_by(state)
     if made is None or not given:
         return
     for name in sorted(given ^ {*made}):
         who, other = ("checkpoint", "model") if name in given else ("model", "checkpoint")
-        raise CheckpointError(f"{where}: the optimizer of the {who} has {name!r} and that of the {other} has not")
+        raise CheckpointError(f"{where}: the optimizer of the {who} has {name!r} and that of the {other} does not")
     for name, tensor in made.items():
         if name.startswith(OPTIMIZER) and _kind(tensor) != _kind(tensors[name]):
             raise CheckpointError(
@@ -108,10 +110,10 @@ def _check_state(pipeline: TrainPipeline, tensors: Mapping[str, torch.Tensor], w
             )
 
 
-def _made_by(pipeline: TrainPipeline) -> dict[str, torch.Tensor] | None:
-    """State by name as a copy of the optimizer makes it in one step; None where it does not step like that."""
-    names = {parameter: name for name, parameter in pipeline.model.named_parameters()}
-    optimizer = pipeline.optimizer
+def _made_by(state: TrainState) -> dict[str, torch.Tensor] | None:
+    """The state, by name, that one step with zero gradients makes; None if the optimizer cannot step that way."""
+    names = {parameter: name for name, parameter in state.model.named_parameters()}
+    optimizer = state.optimizer
     if optimizer is None:
         return {}
     copy = deepcopy(optimizer)
@@ -121,11 +123,11 @@ def _made_by(pipeline: TrainPipeline) -> dict[str, torch.Tensor] | None:
         for own, one in zip(group["params"], copied["params"])
     ]
     for _, parameter in pairs:
-        if parameter.requires_grad:  # others have no state
+        if parameter.requires_grad:  # the others have no state
             parameter.grad = torch.zeros_like(parameter)
     try:
         copy.step()
-    except (TypeError, RuntimeError):  # it wants a closure, or gradients of another kind
+    except (TypeError, RuntimeError):  # it needs a closure, or other gradients
         return None
     found = {}
     for name, parameter in pairs:
@@ -138,7 +140,7 @@ def _made_by(pipeline: TrainPipeline) -> dict[str, torch.Tensor] | None:
 
 
 def _stored(name: str) -> str:
-    """Under which name a tensor of the model's is in a file."""
+    """The name of one of the model's tensors in a file."""
     return f"{MODEL}{name}" if name.startswith((OPTIMIZER, NUMBER, RATE, MODEL)) else name
 
 

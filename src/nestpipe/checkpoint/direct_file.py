@@ -1,7 +1,7 @@
-"""A file that is written once, from its beginning to its end, past the page cache where its file system allows that.
+"""A file that is written once, front to back, with direct I/O where the file system supports it.
 
-A checkpoint is read after a death or never.  In the page cache it would take the place of what is read again, such as data, and
-filling that cache costs more CPU than all else about a checkpoint (docs/log.md).
+A checkpoint is rarely read.  In the page cache it would evict what is read again, such as training data, and
+filling that cache costs more CPU than the rest of a checkpoint (docs/log.md).
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from types import TracebackType
 
 import numpy as np
 
-_ROOM = 1 << 22
+_BUFFER_BYTES = 1 << 22
 _BLOCK = 4096
-"""Places, sizes and memory of direct writes are multiples of it; enough for any disk that we know of."""
+"""Alignment of offsets, sizes and memory in direct writes; enough for any disk that we know of."""
 
 
 class DirectFile:
-    """Takes bytes, and knows their SHA-256 at the end.  OSError as it comes: a full disk, no permission, a file that is there."""
+    """Writes bytes and computes their SHA-256.  OSError for a full disk, missing permission or an existing file."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _set_direct(self._file, True)
-        self._room = mmap.mmap(-1, _ROOM)  # begins with a page, as direct writes must
-        self._bytes = np.frombuffer(self._room, np.uint8)
+        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # page-aligned, as direct writes must be
+        self._bytes = np.frombuffer(self._buffer, np.uint8)
         self._filled = 0
         self._sha = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
         rest = np.frombuffer(data, np.uint8)
         while len(rest):
-            count = min(len(rest), _ROOM - self._filled)
+            count = min(len(rest), _BUFFER_BYTES - self._filled)
             self._bytes[self._filled : self._filled + count] = rest[:count]
             self._filled += count
             rest = rest[count:]
-            if self._filled == _ROOM:
-                self._flush(_ROOM)
+            if self._filled == _BUFFER_BYTES:
+                self._flush(_BUFFER_BYTES)
 
     def end(self) -> str:
-        """All of it is on disk; its digest."""
+        """Writes and syncs the rest.  Returns the digest of the file."""
         whole = self._filled // _BLOCK * _BLOCK
         left = self._bytes[whole : self._filled].copy()
         self._flush(whole)
@@ -58,7 +58,7 @@ class DirectFile:
         self._filled = 0
         if not count:
             return
-        view = memoryview(self._room)[:count]
+        view = memoryview(self._buffer)[:count]
         self._sha.update(view)
         write_all(self._file, view)
 
@@ -78,9 +78,9 @@ def write_all(file: int, view: memoryview) -> None:
         except OSError as error:
             if error.errno != errno.EINVAL or not _is_direct(file):
                 raise
-            _set_direct(file, False)  # a file system that takes the flag and then not the writes
+            _set_direct(file, False)  # the file system accepts the flag but not the writes
             continue
-        if count % _BLOCK:  # the disk is nearly full, say: what follows could not be written directly
+        if count % _BLOCK:  # a nearly full disk, say: the rest is no longer aligned
             _set_direct(file, False)
         view = view[count:]
 
@@ -90,7 +90,7 @@ def _is_direct(file: int) -> bool:
 
 
 def _set_direct(file: int, on: bool) -> None:
-    """Not every file system can (tmpfs could not for long): then it is a plain file."""
+    """Has no effect on a file system without direct I/O."""
     direct = getattr(os, "O_DIRECT", 0)
     with contextlib.suppress(OSError):
         flags = fcntl.fcntl(file, fcntl.F_GETFL)

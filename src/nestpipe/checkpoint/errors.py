@@ -1,17 +1,20 @@
-"""What can be wrong with a checkpoint, in one line that says what to do."""
+"""Errors of checkpoints: one line each, which says what to do."""
 
 from __future__ import annotations
 
 from nestpipe.errors import NestPipeError
 
+RECOVERY_HINT = "restore it from a copy, or resume from another checkpoint with --from STEP"
+"""Ends the message for a damaged file."""
+
 
 class CheckpointError(NestPipeError, ValueError):
-    """A checkpoint cannot be used: what is there cannot be trusted, or is of something else; nothing of it was used."""
+    """A checkpoint cannot be used: it is damaged, or belongs to another model or run.  Nothing was restored from it."""
 
     exit_code = 2
 
 
 class NotWritten(CheckpointError):
-    """A checkpoint could not be written; the ones before are untouched.  All workers raise it, in the same words."""
+    """A checkpoint could not be written.  Earlier ones are untouched.  All workers raise it with the same message."""
 
     exit_code = 1

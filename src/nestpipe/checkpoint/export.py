@@ -1,4 +1,4 @@
-"""One table of a checkpoint as a file of keys and vectors: complete under its name, or not there."""
+"""Exports one table of a checkpoint to a file of keys and vectors.  The file appears complete, or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import Manifest, sync_directory
-from nestpipe.checkpoint.merge import chosen, merged_rows
+from nestpipe.checkpoint.merge import merged_rows, select
 from nestpipe.checkpoint.vector_files import NumpyWriter, ParquetWriter, VectorWriter, check_suffix, files_of
 
 
@@ -35,17 +35,17 @@ def export_table(
     *,
     state: bool = False,
     force: bool = False,
-    tell: Callable[[float], None] = lambda done: None,
+    on_progress: Callable[[float], None] = lambda done: None,
 ) -> Exported:
-    """Rows in the order in which they lie in the checkpoint's files.  `tell` hears how much is done."""
+    """Writes rows in the order of the checkpoint's files.  `on_progress` gets the fraction done."""
     suffix = check_suffix(to)
     group, number = place_of(chain[-1].manifest, table)
     described = chain[-1].manifest.groups[group]
     if state and not described.state_width:
-        raise ValueError(f"--state: {described.optimizer}, the optimizer of {table!r}, keeps none; leave --state out")
+        raise ValueError(f"--state: {described.optimizer}, the optimizer of {table!r}, has no state; leave --state out")
     finals = files_of(to, state)
     if not to.parent.is_dir():
-        raise ValueError(f"--to {to} cannot be written: there is no folder '{to.parent}'")
+        raise ValueError(f"--to {to} cannot be written: no folder '{to.parent}'")
     _check_free(finals, force)
     temporary = {name: path.with_name(f".{path.name}.{os.getpid()}") for name, path in finals.items()}
     width = described.state_width if state else None
@@ -58,15 +58,15 @@ def export_table(
         else:
             writer = NumpyWriter(temporary, described.dim, dtype, width, packed=suffix == ".npz")
         with writer:
-            for rows in merged_rows(chain, group, tell):
+            for rows in merged_rows(chain, group, on_progress):
                 mine = rows.tables == number
-                rows = rows if mine.all() else chosen(rows, mine)
+                rows = rows if mine.all() else select(rows, mine)
                 if len(rows):
                     writer.write(rows.keys, rows.values, rows.state if state else None)
                     count += len(rows)
         for path in temporary.values():
             _sync(path)
-        _check_free(finals, force)  # once more: it may have taken hours
+        _check_free(finals, force)  # again: the export may have taken hours
         for name, path in finals.items():
             temporary[name].replace(path)
         sync_directory(to.parent)
@@ -77,18 +77,18 @@ def export_table(
 
 
 def place_of(manifest: Manifest, table: str) -> tuple[int, int]:
-    """The table's group and its number there."""
+    """The number of the table's group, and of the table within it."""
     for number, group in enumerate(manifest.groups):
         if table in group.tables and not group.waiting:
             return number, group.tables.index(table)
-    there = ", ".join(name for group in manifest.groups for name in group.tables if not group.waiting)
-    raise CheckpointError(f"no table {table!r} in the checkpoint; there are {there}")
+    known = ", ".join(name for group in manifest.groups for name in group.tables if not group.waiting)
+    raise CheckpointError(f"no table {table!r} in the checkpoint; it has {known}")
 
 
 def _check_free(finals: dict[str, Path], force: bool) -> None:
     for path in finals.values():
         if path.is_dir() or (path.exists() and not force):
-            raise ValueError(f"'{path}' is there already: choose another name, or write over it with --force")
+            raise ValueError(f"'{path}' already exists: choose another name, or overwrite it with --force")
 
 
 def _sync(path: Path) -> None:

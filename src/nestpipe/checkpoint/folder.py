@@ -1,6 +1,7 @@
-"""The folder that holds a run's checkpoints: what is committed, what stands on what, what may go.
+"""The folder of a run's checkpoints: commits, chains of incremental checkpoints, retention.
 
-Names that begin with a dot are work in progress: `.writing-…` becomes a checkpoint by one rename, `.removing-…` was one.
+Names that begin with a dot are work in progress: `.writing-…` becomes a checkpoint by one rename,
+`.removing-…` was one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
-from nestpipe.checkpoint.tensors import OTHERWISE
 
 log = logging.getLogger("nestpipe.checkpoint")
 
@@ -27,7 +27,7 @@ LESS_IS_BETTER = ("loss", "log_loss", "ne")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is committed."""
+    """A committed checkpoint."""
 
     path: Path
     manifest: Manifest
@@ -35,22 +35,22 @@ class Checkpoint:
 
     @property
     def base(self) -> Base:
-        """As another one names it that stands on it."""
+        """How the manifest of an incremental checkpoint refers to this one."""
         return Base(self.path.name, self.digest)
 
 
 class Folder:
-    """Read by anybody; written by worker 0 alone."""
+    """Any process may read it.  Only worker 0 writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
 
     def lock(self, seconds: float = LOCK_SECONDS) -> None:
-        """Worker 0, before it changes anything: a run that goes on twice would train over itself.  Gone with the process."""
+        """Called by worker 0 before it changes anything: no two processes may train one run.  Ends with the process."""
         self.path.mkdir(parents=True, exist_ok=True)
         file = (self.path / LOCK).open("a")
-        until = time.monotonic() + seconds  # one that was just killed may still be on its way out
+        until = time.monotonic() + seconds  # a process that was just killed may not be gone yet
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +58,7 @@ class Folder:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise CheckpointError(
-                        f"{self.path} is in use by another process that trains this run: end that one first"
+                        f"{self.path} is in use by another process that trains this run: end that process first"
                     ) from None
                 time.sleep(0.05)
             except OSError as error:
@@ -76,7 +76,7 @@ class Folder:
             self._lock = None
 
     def steps(self) -> list[int]:
-        """Steps of what looks like a committed checkpoint, ascending."""
+        """Steps of the directories that have a COMMIT file, ascending.  Does not read them."""
         if not self.path.is_dir():
             return []
         found = ((step_of(path.name), path) for path in self.path.iterdir())
@@ -87,23 +87,25 @@ class Folder:
         manifest, digest = read_manifest(path)
         if manifest.step != step:
             raise CheckpointError(
-                f"{path} says that it is of step {manifest.step}: it was renamed; give it its own name"
+                f"{path} is the checkpoint of step {manifest.step}: it was renamed; give it its own name back"
             )
         return Checkpoint(path, manifest, digest)
 
     def find(self, step: int | None = None) -> Checkpoint | None:
-        """The checkpoint of a step, or the last one; None where there is none at all.  CheckpointError if it is damaged: a run
-        that silently went on from an older one would lose work without a word."""
+        """The checkpoint of a step, or the last one; None if the folder has none.
+
+        CheckpointError if it is damaged: resuming silently from an older one would lose work.
+        """
         steps = self.steps()
         if step is None:
             return self.read(steps[-1]) if steps else None
         if step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"no checkpoint of step {step} in {self.path}; there are {there}")
+            known = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"no checkpoint of step {step} in {self.path}; it has {known}")
         return self.read(step)
 
     def chain(self, last: Checkpoint) -> list[Checkpoint]:
-        """What must be applied, in order, to get `last`: a full one, and what changed since."""
+        """The checkpoints to apply, in order, to restore `last`: a full one, and the incremental ones after it."""
         found: list[Checkpoint] = []
         for base in last.manifest.base:
             step = step_of(base.name)
@@ -111,62 +113,64 @@ class Folder:
             one = self.read(step)
             if one.digest != base.sha256:
                 raise CheckpointError(
-                    f"{last.path} stands on a {base.name} that is not there any more: it was written anew; "
+                    f"{base.name}, the base of {last.path}, was replaced by another checkpoint of the same step; "
                     "resume from another checkpoint with --from STEP"
                 )
             if one.manifest.base != last.manifest.base[: len(found)]:
-                what = "is not complete in itself" if not found else "does not stand on the one before it"
-                raise CheckpointError(f"{last.path} stands on {base.name}, which {what}; {OTHERWISE}")
+                what = "is not a full checkpoint" if not found else "has another base"
+                raise CheckpointError(f"{base.name}, in the base of {last.path}, {what}; {RECOVERY_HINT}")
             if [replace(group, rows=0) for group in one.manifest.groups] != [
                 replace(group, rows=0) for group in last.manifest.groups
             ]:
-                raise CheckpointError(f"{last.path} stands on {base.name}, which has other tables; {OTHERWISE}")
+                raise CheckpointError(f"{base.name}, in the base of {last.path}, has other tables; {RECOVERY_HINT}")
             found.append(one)
         return [*found, last]
 
     def writing(self, step: int) -> Path:
-        """Where the files of a checkpoint go until it is committed."""
+        """The directory for a checkpoint's files until its commit."""
         return self.path / f".writing-{name_of(step)}"
 
     def start_writing(self, step: int) -> None:
-        """Any worker."""
+        """Any worker may call it."""
         self.writing(step).mkdir(parents=True, exist_ok=True)
 
     def commit(self, step: int) -> Path:
-        """The one rename.  Everything in the directory is on disk before it; no checkpoint of this step is there."""
+        """Commits by one rename, after everything in the directory is on disk.  CheckpointError if the step exists."""
         final = self.path / name_of(step)
         if final.exists():
-            raise CheckpointError(f"{final} is there already: begin in another folder, or train a step before the next")
+            raise CheckpointError(f"{final} already exists: use another folder, or train another step first")
         self.writing(step).rename(final)
         sync_directory(self.path)
         return final
 
     def tidy(self) -> None:
-        """Removes what an earlier process left half written or half removed."""
+        """Removes checkpoints that an earlier process left half written or half removed."""
         if self.path.is_dir():
             for path in [*self.path.glob(".writing-*"), *self.path.glob(".removing-*")]:
                 shutil.rmtree(path, ignore_errors=True)
 
     def rewind_to(self, step: int) -> None:
-        """The run goes on from this step: those of later ones are of a branch that is given up.  The last one goes first, so
-        that what is left is whole whenever this is interrupted."""
+        """Removes the checkpoints of later steps, because the run resumes from this one.
+
+        The last one goes first, so an interruption leaves no checkpoint without its base.
+        """
         there = [(step_of(path.name), path) for path in self.path.iterdir()] if self.path.is_dir() else []
         for _, path in sorted(((at, path) for at, path in there if at is not None and at > step), reverse=True):
             self._remove(path)
 
     def prune(self, keep: int, best: str | None) -> None:
-        """Leaves the last `keep`, the best by metric, and whatever these stand on."""
+        """Removes all but the last `keep` checkpoints, the best by metric, and the bases of these."""
         steps = self.steps()
         needed: set[int] = set()
         for step in {*steps[-keep:], *([] if best is None else self.best(best)[:1])}:
             needed.add(step)
             needed.update(step_of(base.name) or 0 for base in self.read(step).manifest.base)
-        for step in reversed(steps):  # none is ever left without what it stands on
+        for step in reversed(steps):  # from the last, so that none is ever left without its base
             if step not in needed:
                 self._remove(self.path / name_of(step))
 
     def best(self, metric: str) -> list[int]:
-        """Steps that have the metric, best first; one that is damaged has none."""
+        """Steps that have the metric, best first.  Skips damaged checkpoints."""
         scored = []
         for step in self.steps():
             value = None

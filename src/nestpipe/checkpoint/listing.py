@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints: those that are committed, and what only looks like one."""
+"""Lists a folder of checkpoints: the committed ones, and directories that only look like one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEFTOVERS = {".writing-": "half written", ".removing-": "half removed"}
 
 @dataclass(frozen=True)
 class Stray:
-    """A directory that no run will go on from."""
+    """A directory that no run can resume from."""
 
     name: str
     why: str
@@ -23,10 +23,10 @@ class Stray:
 @dataclass(frozen=True)
 class Listing:
     checkpoints: list[Checkpoint]
-    """Ascending by step."""
+    """By step, ascending."""
     strays: list[Stray]
     metric: str | None
-    """By which the best is found."""
+    """The metric that decides which checkpoint is the best."""
 
     @property
     def best(self) -> Checkpoint | None:
@@ -42,13 +42,13 @@ class Listing:
 
 
 def list_folder(folder: Folder, metric: str | None = None) -> Listing:
-    """`metric`: by which the best is found; else that of the last checkpoint's recipe."""
+    """`metric` decides which checkpoint is the best; default: checkpoint.best of the last one's recipe."""
     checkpoints, strays = [], []
     for path in sorted(folder.path.iterdir()) if folder.path.is_dir() else []:
         step = step_of(path.name)
         leftover = next((why for start, why in LEFTOVERS.items() if path.name.startswith(start)), None)
         if leftover is not None:
-            strays.append(Stray(path.name, f"{leftover}: the next run that writes here removes it"))
+            strays.append(Stray(path.name, f"{leftover}: the next run that writes here will remove it"))
         elif step is not None and not (path / COMMIT).is_file():
             strays.append(Stray(path.name, f"not committed: it has no {COMMIT}"))
         elif step is not None:
@@ -62,7 +62,7 @@ def list_folder(folder: Folder, metric: str | None = None) -> Listing:
 
 
 def recipe_value(checkpoint: Checkpoint, *keys: str) -> str | None:
-    """A string of the recipe that a checkpoint carries; None where it is not there or is "none"."""
+    """A string from the recipe in a checkpoint; None if it is missing or "none"."""
     try:
         value = tomllib.loads(checkpoint.manifest.recipe)
         for key in keys:

@@ -1,7 +1,7 @@
-"""What a checkpoint consists of: `manifest.json`, and `COMMIT`, which seals it.
+"""The contents of a checkpoint: `manifest.json`, sealed by `COMMIT`.
 
-A directory is a checkpoint if `COMMIT` holds the SHA-256 of `manifest.json` and every file that the manifest names is there as it
-says; its own name decides nothing.  It got its name by one rename, when all of it was on disk.
+A directory is a checkpoint if `COMMIT` holds the SHA-256 of `manifest.json` and every file in the manifest exists
+with the given size.  Its name alone proves nothing.  It got that name by one rename, after all of it was on disk.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from nestpipe.checkpoint.errors import CheckpointError
-from nestpipe.checkpoint.plain_file import plain_size, read_plain
-from nestpipe.checkpoint.tensors import OTHERWISE, Written
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
+from nestpipe.checkpoint.plain_file import Written, plain_size, read_plain
 from nestpipe.tables.config import DTYPES
 from nestpipe.tables.group import MAX_TABLES
 
 MANIFEST, COMMIT = "manifest.json", "COMMIT"
 VERSION = 1
+"""Of the format.  A reader refuses any other."""
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _SHA = re.compile(r"[0-9a-f]{64}")
 KINDS = ("rows", "removed", "dense", "worker")
 MOST_BYTES = 1 << 28
-"""Of a manifest: what is larger is not one of ours."""
+"""Largest manifest that is read."""
 _SEAL_BYTES = 65
-"""Of COMMIT: 64 digits and an end of line."""
+"""Size of COMMIT: 64 digits and a newline."""
 _KEY_BYTES = 10
-"""The least that a row takes in a file: its key and its table."""
+"""Least size of a row in a file: its key and its table."""
 MOST_WIDE = 1 << 24
-"""Numbers in a row: more is no row of ours."""
+"""Most numbers in a row."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file: rows of a worker's table group, keys that went since the base, the dense model, or a worker's random state."""
+    """One file: rows of a worker's table group, keys removed since the base, dense state, or a worker's own state."""
 
     name: str
     bytes: int
@@ -55,13 +55,13 @@ class File:
         return Written(self.name, self.bytes, self.sha256)
 
 
-SIGHTINGS = "sightings"
-"""In place of an optimizer's name."""
+FREQUENCIES = "sightings"
+"""Stands in for the optimizer's name in a group of frequencies.  The format has this spelling."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A table group: what must be alike where its rows are loaded."""
+    """A table group.  All fields but `rows` must match the model that restores it."""
 
     tables: list[str]
     dim: int
@@ -69,17 +69,17 @@ class Group:
     state_width: int
     optimizer: str
     rows: int = 0
-    """Rows in this checkpoint with all that it stands on, over all workers."""
+    """Rows after this checkpoint and its base are applied, over all workers."""
 
     @property
     def waiting(self) -> bool:
-        """Not rows, but (sightings, last batch) of keys that have none yet: whole numbers in the bits of float32."""
-        return self.optimizer == SIGHTINGS
+        """True for a group of (frequency, last batch) of keys without a row: integers in the bits of float32."""
+        return self.optimizer == FREQUENCIES
 
 
 @dataclass(frozen=True)
 class Base:
-    """A checkpoint that this one stands on, by name and by the digest of its manifest."""
+    """A checkpoint that an incremental one builds on: its name, and the digest of its manifest."""
 
     name: str
     sha256: str
@@ -88,19 +88,19 @@ class Base:
 @dataclass(frozen=True)
 class Manifest:
     step: int
-    """Batches trained."""
+    """Number of batches trained."""
     workers: int
     files: list[File]
     groups: list[Group]
     base: list[Base] = field(default_factory=list)
-    """In the order in which they are applied; empty: this one is complete in itself."""
+    """Checkpoints to apply first, in this order.  Empty: this is a full checkpoint."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Where the data goes on."""
+    """Position in the training data."""
     life: dict[str, Any] = field(default_factory=dict)
-    """Of admission and eviction, where tables have such: keys evicted so far, and what its clock knows."""
+    """Eviction state: evicted keys per table, and the clock; {} without eviction.  The format has this name."""
     trainer: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float | None] = field(default_factory=dict)
-    """Held-out metrics at this step, where there was an evaluation."""
+    """Held-out metrics, if there was an evaluation at this step."""
     recipe: str = ""
     created: str = ""
     version: int = VERSION
@@ -122,13 +122,13 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step that a directory's name claims; whether it is a checkpoint is another matter."""
+    """The step in a directory's name; None if it is not the name of a checkpoint.  Does not look inside."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match and name_of(int(match[1])) == name else None
 
 
 def seal(directory: Path, manifest: Manifest) -> str:
-    """Writes and syncs manifest and COMMIT, then the directory; returns the manifest's digest."""
+    """Writes and syncs manifest and COMMIT, then the directory.  Returns the manifest's digest."""
     text = json.dumps(asdict(manifest), indent=1, allow_nan=False).encode() + b"\n"
     digest = hashlib.sha256(text).hexdigest()
     for name, data in ((MANIFEST, text), (COMMIT, digest.encode() + b"\n")):
@@ -141,7 +141,7 @@ def seal(directory: Path, manifest: Manifest) -> str:
 
 
 def sync_directory(directory: Path) -> None:
-    """What was created, renamed or removed in it is on disk after this."""
+    """Makes creations, renames and removals in the directory durable."""
     number = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -150,7 +150,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def read_manifest(directory: Path) -> tuple[Manifest, str]:
-    """The manifest of a committed checkpoint and its digest; files are looked at for their presence and size."""
+    """The manifest of a committed checkpoint, and its digest.  Checks that all files exist with the right size."""
     try:
         sealed = read_plain(directory / COMMIT, _SEAL_BYTES)
         text = read_plain(directory / MANIFEST, MOST_BYTES)
@@ -160,68 +160,69 @@ def read_manifest(directory: Path) -> tuple[Manifest, str]:
         ) from None
     digest = hashlib.sha256(text).hexdigest()
     if sealed != digest.encode() + b"\n":
-        raise CheckpointError(f"{directory / MANIFEST} is not what {COMMIT} seals; {OTHERWISE}")
+        raise CheckpointError(f"{directory / MANIFEST} does not match {COMMIT}; {RECOVERY_HINT}")
     manifest = parse(text, directory / MANIFEST)
     for file in manifest.files:
         try:
             size = plain_size(directory / file.name)
         except FileNotFoundError:
-            raise CheckpointError(f"{directory / file.name} is missing; {OTHERWISE}") from None
+            raise CheckpointError(f"{directory / file.name} is missing; {RECOVERY_HINT}") from None
         except OSError as error:
-            raise CheckpointError(f"{directory / file.name} cannot be read: {error.strerror}; {OTHERWISE}") from None
+            raise CheckpointError(
+                f"{directory / file.name} cannot be read: {error.strerror}; {RECOVERY_HINT}"
+            ) from None
         if size != file.bytes:
-            raise CheckpointError(f"{directory / file.name} has {size:,} bytes instead of {file.bytes:,}; {OTHERWISE}")
+            raise CheckpointError(
+                f"{directory / file.name} has {size:,} bytes instead of {file.bytes:,}; {RECOVERY_HINT}"
+            )
     return manifest, digest
 
 
 def parse(text: bytes, path: Path) -> Manifest:
-    """A manifest in every detail, or CheckpointError: what it says is believed from here on."""
+    """A manifest that is valid in every detail, or CheckpointError.  Later code trusts it."""
     try:
         manifest = _manifest(_json(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         if isinstance(error, _OtherVersion):
             raise CheckpointError(f"{path}: {reason}") from None
-        raise CheckpointError(f"{path} is not a manifest of ours ({reason}); {OTHERWISE}") from None
+        raise CheckpointError(f"{path} is not a valid manifest ({reason}); {RECOVERY_HINT}") from None
     return manifest
 
 
 class _OtherVersion(ValueError):
-    """Nothing is wrong with it but that it is not for us."""
+    """The manifest has another format version.  It may be fine otherwise."""
 
 
 def _json(text: bytes) -> Any:
-    """What JSON's grammar says and no more: no NaN, no infinity, no name twice in an object, no half of a character."""
+    """Strict JSON: no NaN, no infinity, no duplicate names, no lone surrogates."""
     raw = json.loads(text, object_pairs_hook=_names_once, parse_constant=_no_number, parse_float=_finite)
     if b"\\u" in text:
-        json.dumps(raw, ensure_ascii=False).encode()  # UnicodeEncodeError where an escape is no character
+        json.dumps(raw, ensure_ascii=False).encode()  # UnicodeEncodeError for a lone surrogate
     return raw
 
 
 def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("an object has one name twice")
+        raise ValueError("an object has a duplicate name")
     return found
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"{text[:40]} is no finite number")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return float(text)
 
 
 def _manifest(raw: Any) -> Manifest:
+    _check_version(raw)  # first: another version may have other fields
     _only(raw, Manifest)
-    _whole(raw, "version", "step", "workers")
-    if raw["version"] != VERSION:
-        raise _OtherVersion(
-            f"it has version {raw['version']} and this nestpipe reads {VERSION}: use the one that wrote it"
-        )
+    _whole(raw, "step", "workers")
     if raw["workers"] < 1:
         raise ValueError("workers must be at least 1")
     for name in ("recipe", "created"):
@@ -237,51 +238,62 @@ def _manifest(raw: Any) -> Manifest:
     base = [_base(item) for item in _list(raw, "base")]
     steps = [*(step_of(item.name) for item in base), raw["step"]]
     if steps != sorted(set(steps)):
-        raise ValueError("base must be of earlier steps, in their order")
+        raise ValueError("base must name earlier steps in ascending order")
     _check_files(files, raw["workers"])
     _check_groups(groups, files, full=not base)
     return Manifest(**{**raw, "groups": groups, "files": files, "base": base})
 
 
+def _check_version(raw: Any) -> None:
+    if not isinstance(raw, Mapping) or "version" not in raw:
+        raise ValueError("it has no format version")
+    _whole(raw, "version")
+    if raw["version"] != VERSION:
+        raise _OtherVersion(
+            f"the checkpoint has format version {raw['version']}, and this nestpipe reads version {VERSION}: "
+            "use the release that wrote it"
+        )
+
+
 def _check_files(files: list[File], workers: int) -> None:
     if len({file.name for file in files}) < len(files):
-        raise ValueError("two files have one name")
+        raise ValueError("two files have the same name")
     if [file.worker for file in files if file.kind == "dense"] != [0]:
-        raise ValueError("there must be one file of kind dense, of worker 0")
+        raise ValueError("there must be one file of kind dense, from worker 0")
     if sorted(file.worker for file in files if file.kind == "worker") != list(range(min(workers, len(files) + 1))):
-        raise ValueError("there must be one file of kind worker of every worker")
+        raise ValueError("there must be one file of kind worker from every worker")
 
 
 def _check_groups(groups: list[Group], files: list[File], full: bool) -> None:
     names = [(group.waiting, name) for group in groups for name in group.tables]
     if len(set(names)) < len(names):
-        raise ValueError("two tables have one name")
+        raise ValueError("two tables have the same name")
     tables = [group.tables for group in groups if not group.waiting]
     if not all(
         group.tables in tables and (group.dim, group.state_width) == (2, 0) for group in groups if group.waiting
     ):
-        raise ValueError("sightings must be two numbers of keys of the tables")
+        raise ValueError("a group of sightings must have two numbers per key, and the tables of another group")
     if full and any(file.kind == "removed" for file in files):
-        raise ValueError("a checkpoint that stands on nothing has no keys that went")
+        raise ValueError("a full checkpoint has no files of kind removed")
     for number, group in enumerate(groups):
         rows = sum(file.rows for file in files if file.group == number and file.kind == "rows")
         if rows > group.rows or (full and rows != group.rows):
-            raise ValueError(f"its files have {rows} rows of group {number}, which has {group.rows}")
+            raise ValueError(f"its files have {rows} rows of group {number}, and the group has {group.rows}")
 
 
 def _file(raw: Any, workers: int, groups: int) -> File:
     _only(raw, File)
     _whole(raw, "bytes", "worker", "rows")
     if not (isinstance(raw["name"], str) and _FILE.fullmatch(raw["name"]) and raw["name"] not in (MANIFEST, COMMIT)):
-        raise ValueError(f"{raw['name']!r} is no name of a file of a checkpoint")
+        raise ValueError(f"{raw['name']!r} is not the name of a file of a checkpoint")
     _check_sha(raw)
     if raw["kind"] not in KINDS:
-        raise ValueError(f"{raw['kind']!r} is no kind of file")
+        raise ValueError(f"{raw['kind']!r} is not a kind of file")
     if raw["worker"] >= workers:
-        raise ValueError(f"file {raw['name']} is of worker {raw['worker']}, and there are {workers}")
+        raise ValueError(f"file {raw['name']} is from worker {raw['worker']} of {workers}")
     group = raw["group"]
     if type(group) is not int or not (0 <= group < groups if raw["kind"] in ("rows", "removed") else group == -1):
-        raise ValueError(f"file {raw['name']} is of group {group!r}, and there are {groups}")
+        raise ValueError(f"file {raw['name']} is for group {group!r} of {groups}")
     if raw["rows"] * (_KEY_BYTES if group >= 0 else raw["bytes"] + 1) > raw["bytes"]:
         raise ValueError(f"file {raw['name']} of {raw['bytes']} bytes cannot have {raw['rows']} rows")
     return File(**raw)
@@ -295,7 +307,7 @@ def _group(raw: Any) -> Group:
     if raw["dtype"] not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {raw['dtype']!r}")
     if not 1 <= raw["dim"] <= MOST_WIDE or raw["state_width"] > MOST_WIDE:
-        raise ValueError(f"rows of {raw['dim']} numbers and {raw['state_width']} of state")
+        raise ValueError(f"a row cannot have {raw['dim']} values and {raw['state_width']} numbers of state")
     tables = _list(raw, "tables")
     if not all(isinstance(table, str) and table for table in tables) or not 1 <= len(tables) <= MAX_TABLES:
         raise ValueError("tables must be names")
@@ -305,7 +317,7 @@ def _group(raw: Any) -> Group:
 def _base(raw: Any) -> Base:
     _only(raw, Base)
     if not isinstance(raw["name"], str) or step_of(raw["name"]) is None:
-        raise ValueError(f"{raw['name']!r} is no name of a checkpoint")
+        raise ValueError(f"{raw['name']!r} is not the name of a checkpoint")
     _check_sha(raw)
     return Base(**raw)
 
@@ -321,7 +333,7 @@ def _only(raw: Any, cls: type) -> None:
 def _whole(raw: Mapping[str, Any], *names: str) -> None:
     for name in names:
         if type(raw[name]) is not int or not 0 <= raw[name] < 1 << 62:
-            raise ValueError(f"{name} must be a whole number from 0 up, not {raw[name]!r}")
+            raise ValueError(f"{name} must be an integer of at least 0, not {raw[name]!r}")
 
 
 def _text(raw: Mapping[str, Any], name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a user points at when a checkpoint is meant: a run, a folder of checkpoints, or one of them."""
+"""Finds the checkpoint that a user means: by a run, a folder of checkpoints, or one checkpoint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from nestpipe.checkpoint.folder import Checkpoint, Folder
 from nestpipe.checkpoint.manifest import step_of
 
 FOLDER = "checkpoints"
-"""Within a run directory, unless its recipe names another place."""
+"""In a run directory, unless its recipe sets checkpoint.path."""
 
 
 def folder_at(place: Path) -> tuple[Folder, int | None]:
-    """The folder, and the step where `place` is one checkpoint."""
+    """The folder, and the step if `place` is a single checkpoint."""
     if not place.is_dir():
-        raise CheckpointError(f"no directory '{place}': give a run directory, its checkpoints, or one of these")
+        raise CheckpointError(
+            f"no directory '{place}': give a run directory, a folder of checkpoints, or one checkpoint"
+        )
     step = step_of(place.resolve().name)
     if step is not None:
         return Folder(place.resolve().parent), step
@@ -26,12 +28,12 @@ def folder_at(place: Path) -> tuple[Folder, int | None]:
     try:
         path = tomllib.loads(recipe.read_text(encoding="utf-8")).get("checkpoint", {}).get("path", "none")
     except (ValueError, AttributeError, OSError) as error:
-        raise CheckpointError(f"{recipe} is not to be read ({error}): give the folder of its checkpoints") from None
+        raise CheckpointError(f"{recipe} cannot be read ({error}): give the folder of its checkpoints") from None
     return Folder(place / FOLDER if path == "none" else Path(str(path))), None
 
 
 def checkpoint_at(place: Path, step: int | None = None) -> tuple[Folder, Checkpoint]:
-    """The checkpoint of a step; without one that which `place` is, or the last in it."""
+    """The checkpoint of a step.  Without a step: the one that `place` is, or the last one in it."""
     folder, own = folder_at(place)
     if step is not None and own not in (None, step):
         raise CheckpointError(f"'{place}' is the checkpoint of step {own}: leave --step out")

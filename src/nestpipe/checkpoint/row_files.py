@@ -1,28 +1,28 @@
-"""Files of rows, and of keys that went: read whole, and believed only where everything about them fits.
+"""Reads files of rows and of removed keys.  A file is used only after every check has passed.
 
-What a file must be: its digest, its tensors with their shapes and numbers, tables that there are, every key in the file of the
-worker that owns it, and no key twice.
+The checks: digest; names, shapes and dtypes of the tensors; table numbers; the worker owns every key; no key occurs
+twice.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from nestpipe.checkpoint.errors import CheckpointError
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File
-from nestpipe.checkpoint.tensors import OTHERWISE, read_arrays
+from nestpipe.checkpoint.tensors import read_arrays
 from nestpipe.keys import HashIndex, dedup_pairs, owners_of
 from nestpipe.tables.snapshot import Rows
 
 
 def in_order(files: list[File]) -> list[File]:
-    """Those of one checkpoint that change tables: keys that went, then rows, since some may have come back."""
+    """The files of one checkpoint that change tables: removals first, as a removed key may have come back."""
     return [f for f in files if f.kind == "removed"] + [f for f in files if f.kind == "rows"]
 
 
 def read_rows(checkpoint: Checkpoint, file: File) -> Rows:
-    """The rows of a file; of keys that went, which have no values, with values and state of width 0."""
+    """The rows of a file.  Removed keys have values and state of width 0."""
     path = checkpoint.path / file.name
     group = checkpoint.manifest.groups[file.group]
     arrays = read_arrays(path, file.written)
@@ -35,43 +35,43 @@ def read_rows(checkpoint: Checkpoint, file: File) -> Rows:
         wanted |= {"values": ((n, group.dim), dtype), "state": ((n, group.state_width), dtype)}
     if set(arrays) != set(wanted):
         raise CheckpointError(
-            f"{path} must have {', '.join(wanted)}, not {', '.join(map(repr, arrays)) or 'nothing'}; {OTHERWISE}"
+            f"{path} must have {', '.join(wanted)}, not {', '.join(map(repr, arrays)) or 'nothing'}; {RECOVERY_HINT}"
         )
     for name, (shape, kind) in wanted.items():
         if arrays[name].shape != shape or arrays[name].dtype != kind:
-            raise CheckpointError(f"{path}: {name} must be {kind} {list(shape)}; {OTHERWISE}")
+            raise CheckpointError(f"{path}: {name} must be {kind} {list(shape)}; {RECOVERY_HINT}")
     tables, keys = arrays["tables"], arrays["keys"]
     if n and int(tables.max()) >= len(group.tables):
         raise CheckpointError(
-            f"{path}: there are {len(group.tables)} tables in the group, and it has rows of others; {OTHERWISE}"
+            f"{path} has rows of tables that are not among the group's {len(group.tables)}; {RECOVERY_HINT}"
         )
     if not (owners_of(tables, keys, checkpoint.manifest.workers) == file.worker).all():
-        raise CheckpointError(f"{path} has keys that worker {file.worker} does not own; {OTHERWISE}")
+        raise CheckpointError(f"{path} has keys that worker {file.worker} does not own; {RECOVERY_HINT}")
     if file.kind == "removed":
         nothing = np.empty((n, 0), dtype)
         return Rows(tables, keys, nothing, nothing)
     if n and len(dedup_pairs(tables, keys)[1]) < n:
-        raise CheckpointError(f"{path} has a key twice; {OTHERWISE}")
+        raise CheckpointError(f"{path} has a key twice; {RECOVERY_HINT}")
     return Rows(tables, keys, arrays["values"], arrays["state"])
 
 
 def count_rows(checkpoint: Checkpoint, group: int) -> int:
-    """Of rows and keys that went, in the files of a group."""
+    """Number of rows and removed keys in the files of a group."""
     return sum(file.rows for file in checkpoint.manifest.files if file.group == group)
 
 
-class NoKeyTwice:
-    """Holds the keys of a checkpoint's files so far, and fails where another file brings one of them again."""
+class DuplicateKeyCheck:
+    """Raises CheckpointError if two files of one checkpoint have the same key."""
 
     def __init__(self, index: HashIndex | int) -> None:
-        """`index`: one that has the keys of all files so far, and no others; or how many keys may come, to keep them here."""
+        """`index`: one of exactly the keys of the files so far; or the number of keys to expect, to keep one here."""
         self._keep = isinstance(index, int)
         self._index = HashIndex(index + 1) if isinstance(index, int) else index
 
     def add(self, rows: Rows, checkpoint: Checkpoint, file: File) -> None:
         if (self._index.find(rows.keys, rows.tables) >= 0).any():
             raise CheckpointError(
-                f"{checkpoint.path / file.name} has a key that another file of the checkpoint has too; {OTHERWISE}"
+                f"{checkpoint.path / file.name} has a key that another file of the checkpoint has too; {RECOVERY_HINT}"
             )
         if self._keep:
             self._index.insert(rows.keys, rows.tables)

@@ -1,7 +1,7 @@
-"""Files of tensors in safetensors' format: written in a stream with a digest, read whole and only if the digest is right.
+"""Tensor files in the safetensors format: written as a stream with a digest, read whole after the digest is checked.
 
-Writing is our own because it must hold neither the GIL nor a second copy while training goes on; reading is the library's, which
-executes nothing and trusts no number of a header.
+Writing is our own, because training continues meanwhile: it holds no GIL and makes no second copy.  Reading is the
+library's, which executes nothing and trusts no number in a header.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,8 +18,8 @@ import safetensors.torch
 import torch
 
 from nestpipe.checkpoint.direct_file import DirectFile
-from nestpipe.checkpoint.errors import CheckpointError
-from nestpipe.checkpoint.plain_file import plain_size, read_plain
+from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
+from nestpipe.checkpoint.plain_file import Written, plain_size, read_plain
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 _CODES = {
@@ -29,27 +28,18 @@ _CODES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Written:
-    """A file as it was written: what must be found again."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
 def check_kinds(tensors: Mapping[str, Array]) -> None:
-    """CheckpointError where a tensor is of a kind that files cannot hold: when a run begins, not at its first checkpoint."""
+    """Raises CheckpointError for a dtype that files cannot hold: at the start of a run, not at its first checkpoint."""
     for name, tensor in tensors.items():
         kind = str(tensor.dtype).removeprefix("torch.")
         if kind not in _CODES:
             raise CheckpointError(
-                f"{name!r} of the model is {kind}, which a checkpoint cannot hold: use {', '.join(_CODES)}"
+                f"{name!r} of the model is {kind}, which checkpoints do not support: use {', '.join(_CODES)}"
             )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> Written:
-    """Writes and syncs the file, which must not be there yet.  OSError as it comes: a full disk, no permission."""
+    """Writes and syncs a new file.  Raises OSError for a full disk, missing permission or an existing file."""
     header: dict[str, object] = {}
     at = 0
     for name, tensor in tensors.items():
@@ -68,7 +58,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> Written:
 
 
 def read_tensors(path: Path, written: Written) -> dict[str, torch.Tensor]:
-    """The tensors of a file that is, to the bit, the one that was written."""
+    """The tensors of a file, after its size and digest are checked."""
     return parse_tensors(path, read_checked(path, written))
 
 
@@ -77,24 +67,21 @@ def read_arrays(path: Path, written: Written) -> dict[str, np.ndarray]:
     try:
         return {name: tensor.numpy() for name, tensor in tensors.items()}
     except TypeError as error:
-        raise CheckpointError(f"{path} has numbers that are not of ours ({error}); {OTHERWISE}") from None
+        raise CheckpointError(f"{path} has a dtype that checkpoints do not use ({error}); {RECOVERY_HINT}") from None
 
 
 def read_checked(path: Path, written: Written) -> bytes:
-    """All bytes of a file, whose size and digest are what they must be."""
+    """The contents of a file, after its size and digest are checked."""
     try:
         size = plain_size(path)
         data = read_plain(path, size) if size == written.bytes else b""
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {OTHERWISE}") from None
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; {RECOVERY_HINT}") from None
     if size != written.bytes:
-        raise CheckpointError(f"{path} has {size:,} bytes instead of {written.bytes:,}; {OTHERWISE}")
+        raise CheckpointError(f"{path} has {size:,} bytes instead of {written.bytes:,}; {RECOVERY_HINT}")
     if hashlib.sha256(data).hexdigest() != written.sha256:
-        raise CheckpointError(f"{path} is not what was written (its SHA-256 differs); {OTHERWISE}")
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the manifest; {RECOVERY_HINT}")
     return data
-
-
-OTHERWISE = "restore it from a copy, or resume from another checkpoint with --from STEP"
 
 
 def parse_tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
@@ -102,7 +89,7 @@ def parse_tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
         return safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path} is not a file of tensors ({reason}); {OTHERWISE}") from None
+        raise CheckpointError(f"{path} is not a valid safetensors file ({reason}); {RECOVERY_HINT}") from None
 
 
 def _raw(tensor: Array) -> memoryview:

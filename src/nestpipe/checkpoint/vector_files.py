@@ -1,7 +1,8 @@
-"""Files of keys and vectors, for other programs and from them: Parquet, .npz, and .npy.  Written and read in parts.
+"""Files of keys and vectors, to exchange with other programs: Parquet, .npz and .npy.  Written and read in parts.
 
-Parquet has the columns key (int64), vector (a list of so many numbers) and, where wanted, state; an .npz has the arrays keys,
-vectors and state; FILE.npy has the vectors, FILE.keys.npy beside it the keys, FILE.state.npy the state.
+A Parquet file has the columns key (int64), vector (a list of fixed size) and optionally state.  An .npz file has the
+arrays keys, vectors and optionally state.  FILE.npy has the vectors, with FILE.keys.npy and optionally FILE.state.npy
+beside it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from nestpipe.errors import NestPipeError
 
 SUFFIXES = (".parquet", ".npz", ".npy")
 GROUP_BYTES = 1 << 26
-"""Of a row group of Parquet, and of what is read at a time."""
+"""Size of a Parquet row group, and of a part that is read."""
 
 
 class VectorsError(NestPipeError, ValueError):
-    """The file is not one of keys and vectors that fit; the message is one line that names it and says what to change."""
+    """A file of keys and vectors cannot be used.  The message is one line that names it and says what to change."""
 
     exit_code = 2
 
@@ -38,7 +39,7 @@ def check_suffix(path: Path) -> str:
 
 
 def files_of(path: Path, state: bool) -> dict[str, Path]:
-    """What a file of vectors consists of, by what is in it; `vectors` is the path itself."""
+    """The files that make up one export, by content.  `vectors` is the path itself."""
     if path.suffix != ".npy":
         return {"vectors": path}
     found = {"vectors": path, "keys": path.with_suffix(".keys.npy")}
@@ -56,7 +57,7 @@ class VectorWriter(Protocol):
 
 
 class ParquetWriter:
-    """Row groups of about the same size, of which one is in memory."""
+    """Writes row groups of about equal size.  Holds one in memory."""
 
     def __init__(self, path: Path, dim: int, dtype: np.dtype, state_width: int | None) -> None:
         number = pa.from_numpy_dtype(dtype)
@@ -102,12 +103,12 @@ class ParquetWriter:
 
 
 class NumpyWriter:
-    """Arrays in .npy files, whose headers get their count at the end; put together where an .npz is wanted."""
+    """Writes .npy files, whose headers get the row count at the end.  Packs them into an .npz if asked to."""
 
     def __init__(
         self, files: dict[str, Path], dim: int, dtype: np.dtype, state_width: int | None, packed: bool
     ) -> None:
-        """`packed`: all of it becomes one .npz in the place of `vectors`."""
+        """`packed`: write one .npz at the path of `vectors`."""
         self._packed = packed
         self._final = files["vectors"]
         if packed:
@@ -127,7 +128,7 @@ class NumpyWriter:
         return self
 
     def _headers(self) -> None:
-        """numpy leaves room in a header for any count, so that it can be written again."""
+        """Writes the headers, again at the end: numpy leaves space in them for any count."""
         for name, (dtype, shape) in self._kinds.items():
             description = {
                 "descr": npy.dtype_to_descr(dtype),
@@ -163,18 +164,18 @@ class NumpyWriter:
 
 
 def read_vectors(path: Path, dim: int, dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Keys [n] and vectors [n, dim] of a file, in parts.  VectorsError where it does not fit.
+    """Keys [n] and vectors [n, dim] of a file, in parts.  VectorsError if it does not fit the table.
 
-    Numbers of another width are converted; keys are any whole numbers that fit in 64 bits with a sign.
+    Converts vectors to `dtype`.  Keys may have any integer type that fits in int64.
     """
     suffix = check_suffix(path)
     if not path.is_file():
-        raise VectorsError(f"no file '{path}' of keys and vectors: look at its name")
+        raise VectorsError(f"no file '{path}' of keys and vectors: check the path")
     most = max(1, GROUP_BYTES // (8 + dtype.itemsize * dim))
     try:
         parts = _read_parquet(path, dim, most) if suffix == ".parquet" else _read_numpy(path, dim, most)
         for keys, vectors in parts:
-            with np.errstate(over="ignore"):  # what is too large for the table's numbers becomes infinity
+            with np.errstate(over="ignore"):  # a value too large for `dtype` becomes infinity
                 fitting = np.ascontiguousarray(vectors, dtype)
             yield keys.astype(np.int64, copy=False), fitting
     except (OSError, EOFError, pa.ArrowException, zipfile.BadZipFile) as error:
@@ -186,21 +187,23 @@ def _read_parquet(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray,
     with pq.ParquetFile(path) as file:
         schema = file.schema_arrow
         if not {"key", "vector"} <= set(schema.names) or len(set(schema.names)) < len(schema.names):
-            raise VectorsError(f"{path} must have the columns key and vector, and has {', '.join(schema.names)}")
+            raise VectorsError(f"{path} must have the columns key and vector, but has {', '.join(schema.names)}")
         _check_key_type(path, "column key", schema.field("key").type.to_pandas_dtype())
         kind = schema.field("vector").type
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
         if not lists or not pa.types.is_floating(kind.value_type):
-            raise VectorsError(f"{path}: column vector must be lists of {dim} floating point numbers, not {kind}")
+            raise VectorsError(f"{path}: column vector must hold lists of {dim} floating point numbers, not {kind}")
         if pa.types.is_fixed_size_list(kind) and kind.list_size != dim:
-            raise VectorsError(f"{path} has vectors of {kind.list_size} numbers and the table has {dim}: change one")
+            raise VectorsError(
+                f"{path} has vectors of {kind.list_size} numbers and the table has dim {dim}: change one of them"
+            )
         at = 0
         for batch in file.iter_batches(most, columns=["key", "vector"], use_threads=False):
             keys, vectors = batch.column("key"), batch.column("vector")
             for name, column in (("key", keys), ("vector", vectors)):
                 if column.null_count or (name == "vector" and column.flatten().null_count):
                     raise VectorsError(
-                        f"{path} has nulls in column {name} in its rows {at} to {at + len(keys)}: leave them out"
+                        f"{path} has nulls in column {name} in rows {at} to {at + len(keys)}: remove them"
                     )
             flat = vectors.flatten().to_numpy(zero_copy_only=False)
             if not pa.types.is_fixed_size_list(kind):
@@ -208,7 +211,8 @@ def _read_parquet(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray,
                 if (lengths != dim).any():
                     wrong = int(np.flatnonzero(lengths != dim)[0])
                     raise VectorsError(
-                        f"{path} row {at + wrong} has a vector of {lengths[wrong]} numbers and the table has {dim}: change one"
+                        f"{path} row {at + wrong} has a vector of {lengths[wrong]} numbers and the table has "
+                        f"dim {dim}: change one of them"
                     )
             yield keys.to_numpy(zero_copy_only=False), flat.reshape(len(keys), dim)
             at += len(keys)
@@ -220,7 +224,7 @@ def _read_numpy(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray, n
             archive = stack.enter_context(zipfile.ZipFile(path))
             names = archive.namelist()
             if not {"keys.npy", "vectors.npy"} <= set(names):
-                raise VectorsError(f"{path} must have the arrays keys and vectors, and has {', '.join(names)}")
+                raise VectorsError(f"{path} must have the arrays keys and vectors, but has {', '.join(names)}")
             keys: Any = stack.enter_context(archive.open("keys.npy"))
             vectors: Any = stack.enter_context(archive.open("vectors.npy"))
         else:
@@ -232,9 +236,9 @@ def _read_numpy(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray, n
         if not np.issubdtype(kind, np.floating):
             raise VectorsError(f"{path}: vectors must be floating point numbers, not {kind}")
         if rows != count:
-            raise VectorsError(f"{path} has {count} keys and {rows} vectors: there must be one of each")
+            raise VectorsError(f"{path} has {count} keys and {rows} vectors: it needs one vector for each key")
         if width != dim:
-            raise VectorsError(f"{path} has vectors of {width} numbers and the table has {dim}: change one")
+            raise VectorsError(f"{path} has vectors of {width} numbers and the table has dim {dim}: change one of them")
         for at in range(0, count, most):
             n = min(most, count - at)
             yield _array(path, keys, n, key_type), _array(path, vectors, n * dim, kind).reshape(n, dim)
@@ -248,7 +252,7 @@ def _header(path: Path, name: str, file: BinaryIO, dimensions: int) -> tuple[tup
             raise ValueError(f"version {version}")
         shape, columns_first, dtype = read(file)
     except ValueError as error:
-        raise VectorsError(f"{path}: {name} is not an array of numpy's ({' '.join(str(error).split())})") from None
+        raise VectorsError(f"{path}: {name} is not a numpy array ({' '.join(str(error).split())})") from None
     if len(shape) != dimensions or (columns_first and dimensions > 1) or dtype.hasobject:
         raise VectorsError(f"{path}: {name} must be rows of numbers, not {dtype} {list(shape)}")
     return shape, dtype
@@ -257,13 +261,13 @@ def _header(path: Path, name: str, file: BinaryIO, dimensions: int) -> tuple[tup
 def _array(path: Path, file: BinaryIO, count: int, dtype: np.dtype) -> np.ndarray:
     data = file.read(count * dtype.itemsize)
     if len(data) != count * dtype.itemsize:
-        raise VectorsError(f"{path} ends before its last row: write it anew")
+        raise VectorsError(f"{path} ends before its last row: write it again")
     return np.frombuffer(data, dtype)
 
 
 def _check_key_type(path: Path, what: str, kind: Any) -> None:
     if not (isinstance(kind, type | np.dtype) and np.can_cast(kind, np.int64) and np.issubdtype(kind, np.integer)):
-        raise VectorsError(f"{path}: {what} must be whole numbers of int64, not {np.dtype(kind).name}")
+        raise VectorsError(f"{path}: {what} must be integers that fit in int64, not {np.dtype(kind).name}")
 
 
 def _list_of(number: pa.DataType, size: int) -> pa.DataType:

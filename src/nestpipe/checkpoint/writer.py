@@ -1,8 +1,8 @@
-"""Writes checkpoints of a pipeline in the background, on all workers, and commits each by one rename.
+"""Writes checkpoints in the background, on all workers, and commits each by one rename.
 
-`save` stops training for as long as it takes to finish the last batch and to copy the dense model; rows are copied and written
-while the next batches train.  Every worker writes its own rows into a directory that all of them see; worker 0 commits when all
-have said that theirs are on disk.
+`save` blocks training only to finish the last batch and to copy the dense model.  Rows are copied and written while
+the next batches train.  Every worker writes its own rows into a shared directory.  Worker 0 commits once all files are
+on disk.
 """
 
 from __future__ import annotations
@@ -23,64 +23,65 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nestpipe.checkpoint.dense import clone_dense, named
+from nestpipe.checkpoint.dense import clone_dense, named_dense
 from nestpipe.checkpoint.errors import CheckpointError, NotWritten
+from nestpipe.checkpoint.eviction_state import merge_eviction_states
 from nestpipe.checkpoint.folder import Checkpoint, Folder
-from nestpipe.checkpoint.kept import kept_of
 from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
+from nestpipe.checkpoint.saved_rows import saved_rows_of
 from nestpipe.checkpoint.tensors import check_kinds, write_tensors
+from nestpipe.checkpoint.train_state import TrainState
 from nestpipe.checkpoint.worker_state import clone_worker
 from nestpipe.comm.exchange import Exchange
-from nestpipe.pipeline.pipeline import TrainPipeline
-from nestpipe.sparse.eviction_state import sum_over_workers as summed
 from nestpipe.tables.snapshot import Snapshot
 
 log = logging.getLogger("nestpipe.checkpoint")
 
 SHARD_BYTES = 1 << 26
-"""Rows are written in files of at most about this size; the memory for one is kept, as far as it was ever used."""
+"""Size of the largest file of rows, about, and of the buffer for one.  Pages that are never used take no memory."""
 PART_ROWS = 1 << 14
-"""Rows copied at a time."""
-WORDS_BYTES = 512
-"""What a worker may say to the others of what went wrong."""
-STILL_THERE_SECONDS = 0.5
-"""Between two signs of life of workers that wait for a checkpoint."""
+"""Number of rows copied at a time."""
+REASON_BYTES = 512
+"""Longest error message that a worker sends to the others."""
+HEARTBEAT_SECONDS = 0.5
+"""Interval in which workers that wait for a checkpoint check that the others are alive."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is committed, and what it took."""
+    """A committed checkpoint, and its cost."""
 
     step: int
     full: bool
     bytes: int
-    """Of all workers."""
+    """Size over all workers."""
     seconds: float
-    """In the background."""
+    """Time in the background."""
 
 
 @dataclass(frozen=True)
 class _Job:
+    """One checkpoint to write: everything that the background thread needs."""
+
     step: int
     base: list[Base]
-    cuts: list[Snapshot]
+    snapshots: list[Snapshot]
     dense: dict[str, torch.Tensor]
     own: dict[str, torch.Tensor]
     rows: list[int]
-    life: dict[str, Any]
-    """Of admission and eviction: this worker's counts, and what all have alike."""
+    eviction: dict[str, Any]
     data: dict[str, Any]
-    """This worker's part of the position in the data."""
+    """This worker's part of the data position."""
     about: dict[str, Any]
-    """Fields of the manifest that the caller fills: trainer, metrics, recipe."""
+    """Manifest fields from the caller: trainer, metrics, recipe."""
 
 
 class CheckpointWriter:
-    """One per run and worker.  Its methods are called by all workers alike, between the same two batches."""
+    """One per run and worker.  All workers call its methods together, between the same two batches."""
 
     def __init__(
         self,
-        pipeline: TrainPipeline,
+        state: TrainState,
         folder: Folder,
         *,
         keep: int = 3,
@@ -88,41 +89,41 @@ class CheckpointWriter:
         best: str | None = None,
         loaded: list[Checkpoint] | None = None,
     ) -> None:
-        """`loaded`: the chain that the pipeline was restored from, on which the next checkpoint may stand."""
-        self.pipeline = pipeline
+        """`loaded`: the chain that `state` was restored from.  The next checkpoint may be incremental on it."""
+        self._state = state
         self.folder = folder
         self._keep, self._full_every, self._best = keep, full_every, best
         self._chain: list[Base] = [checkpoint.base for checkpoint in loaded or []]
         self.last_step = loaded[-1].manifest.step if loaded else None
-        """Of the last checkpoint that was saved or loaded."""
-        self._exchange = Exchange(pipeline.world, "checkpoint")
-        self._alive = Exchange(pipeline.world, "metrics")
+        """Step of the last checkpoint that was saved or loaded."""
+        self._exchange = Exchange(state.world, "checkpoint")
+        self._alive = Exchange(state.world, "metrics")
         self._thread: threading.Thread | None = None
         self._saved: list[Saved] = []
         self._error: BaseException | None = None
-        self._kept = kept_of(pipeline)
-        widest = max((_row_bytes(kept.group) for kept in self._kept), default=0)
+        self._saved_rows = saved_rows_of(state)
+        widest = max((_row_bytes(rows.group) for rows in self._saved_rows), default=0)
         self._memory = np.empty(max(SHARD_BYTES, widest), np.uint8)
-        check_kinds(named(pipeline))
-        if pipeline.world.rank == 0:  # what a process that was killed has left would be in the way of the same step
+        check_kinds(named_dense(state))
+        if state.world.rank == 0:  # leftovers of a killed process would collide with the same step
             folder.tidy()
-        self._alive.all_reduce(torch.zeros(1))  # nobody writes before that
-        for kept in self._kept:
-            kept.follow_changes()
+        self._alive.all_reduce(torch.zeros(1))  # no worker writes before the folder is tidy
+        for rows in self._saved_rows:
+            rows.follow_changes()
 
     def save(self, data: dict[str, Any], about: Mapping[str, Any]) -> None:
-        """Begins a checkpoint of what is trained by now.  Waits for the one before, if that is still being written."""
+        """Starts a checkpoint of the current state.  Waits first if the previous one is still being written."""
         self.wait()
-        self.pipeline.settle()
+        self._state.settle()
         full = not self._chain or len(self._chain) >= self._full_every
         job = _Job(
-            step=self.pipeline.next_batch,
+            step=self._state.next_batch,
             base=[] if full else list(self._chain),
-            cuts=[kept.cut(full) for kept in self._kept],
-            dense=clone_dense(self.pipeline) if self.pipeline.world.rank == 0 else {},
-            own=clone_worker(self.pipeline),
-            rows=[len(kept) for kept in self._kept],
-            life=self.pipeline.eviction_state(),
+            snapshots=[rows.snapshot(full) for rows in self._saved_rows],
+            dense=clone_dense(self._state) if self._state.world.rank == 0 else {},
+            own=clone_worker(self._state),
+            rows=[len(rows) for rows in self._saved_rows],
+            eviction=self._state.eviction_state(),
             data=data,
             about=dict(about),
         )
@@ -131,7 +132,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def poll(self) -> list[Saved]:
-        """What has been committed since it was last asked.  Raises what has gone wrong in the background."""
+        """Checkpoints committed since the last call.  Raises an error of the background thread."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -139,11 +140,11 @@ class CheckpointWriter:
         return saved
 
     def wait(self) -> None:
-        """Until nothing is being written.  Raises what has gone wrong; PeerLost if a worker gives no sign of life meanwhile."""
+        """Blocks until nothing is being written.  Raises an error of the background thread; PeerLost without a peer."""
         while self._thread is not None:
-            self._thread.join(STILL_THERE_SECONDS)
+            self._thread.join(HEARTBEAT_SECONDS)
             writing = torch.tensor([int(self._thread.is_alive())])
-            # A disk may take an hour.  A worker that has died or stalls is noticed as soon as in training.
+            # A disk may take an hour.  A worker that died or stalls is still noticed by the usual deadline.
             self._alive.all_reduce(writing, dist.ReduceOp.MAX)
             if not int(writing):
                 self._thread = None
@@ -151,12 +152,12 @@ class CheckpointWriter:
             self.poll()
 
     def let_finish(self, seconds: float) -> None:
-        """After a failure elsewhere: what is being written gets a moment to be committed.  Asks nobody and raises nothing."""
+        """After a failure elsewhere: waits up to `seconds` for a checkpoint that is being written.  Raises nothing."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _run(self, job: _Job) -> None:
-        """The background thread.  After an error the chain is given up: the next checkpoint is a full one."""
+        """The background thread.  After an error the next checkpoint is a full one."""
         started = time.perf_counter()
         try:
             saved = self._write(job, started)
@@ -165,17 +166,17 @@ class CheckpointWriter:
             self._chain = []
             self._error = error
         finally:
-            for cut in job.cuts:
-                if not cut.over:
-                    cut.abandon()
+            for snapshot in job.snapshots:
+                if not snapshot.over:
+                    snapshot.abandon()
 
     def _write(self, job: _Job, started: float) -> Saved:
-        world = self.pipeline.world
+        world = self._state.world
         problem: BaseException | None = None
         directory = self.folder.writing(job.step)
         try:
             self.folder.start_writing(job.step)
-            self._write_mine(job, directory)
+            self._write_files(job, directory)
         except Exception as error:
             problem = error
         self._agree(problem, directory)
@@ -190,7 +191,7 @@ class CheckpointWriter:
                 problem = error
         self._agree(problem, directory)
         if world.rank:
-            self._chain = [*job.base, Base("", "")]  # its length decides alike everywhere when the next full one is due
+            self._chain = [*job.base, Base("", "")]  # all workers need its length, to agree on the next full one
             return Saved(job.step, not job.base, 0, time.perf_counter() - started)
         assert manifest is not None
         try:
@@ -201,55 +202,56 @@ class CheckpointWriter:
         log.info("checkpoint of step %d: %.1f MB in %.1f s", saved.step, saved.bytes / 1e6, saved.seconds)
         return saved
 
-    def _write_mine(self, job: _Job, directory: Path) -> None:
-        """This worker's files, and a part of the manifest that says what they are."""
-        rank = self.pipeline.world.rank
+    def _write_files(self, job: _Job, directory: Path) -> None:
+        """Writes this worker's files, and its part of the manifest."""
+        rank = self._state.world.rank
         files: list[File] = []
-        for g, (kept, cut) in enumerate(zip(self._kept, job.cuts)):
-            for number, rows in enumerate(cut.shards(self._memory, PART_ROWS)):
+        for g, (saved, snapshot) in enumerate(zip(self._saved_rows, job.snapshots)):
+            for number, rows in enumerate(snapshot.shards(self._memory, PART_ROWS)):
                 tensors = {
                     "keys": rows.keys,
                     "tables": rows.tables,
                     "values": rows.values,
-                    "state": rows.state[:, : kept.group.state_width],
+                    "state": rows.state[:, : saved.group.state_width],
                 }
                 written = write_tensors(directory / f"worker{rank}-group{g}-{number:05d}.safetensors", tensors)
                 files.append(File(**asdict(written), kind="rows", worker=rank, group=g, rows=len(rows)))
-            if len(cut.removed_keys):
-                tensors = {"keys": cut.removed_keys, "tables": cut.removed_tables}
+            if count := len(snapshot.removed_keys):
+                tensors = {"keys": snapshot.removed_keys, "tables": snapshot.removed_tables}
                 written = write_tensors(directory / f"worker{rank}-group{g}-removed.safetensors", tensors)
-                files.append(File(**asdict(written), kind="removed", worker=rank, group=g, rows=len(cut.removed_keys)))
+                files.append(File(**asdict(written), kind="removed", worker=rank, group=g, rows=count))
         written = write_tensors(directory / f"worker{rank}.safetensors", job.own)
         files.append(File(**asdict(written), kind="worker", worker=rank))
         if rank == 0:
             written = write_tensors(directory / "dense.safetensors", job.dense)
             files.append(File(**asdict(written), kind="dense", worker=0))
-        part = {"files": [asdict(file) for file in files], "rows": job.rows, "data": job.data, "life": job.life}
+        part = {"files": [asdict(file) for file in files], "rows": job.rows, "data": job.data, "life": job.eviction}
         (directory / _part(rank)).write_text(json.dumps(part))
 
     def _manifest(self, job: _Job, directory: Path) -> Manifest:
-        """All workers' parts as one; the parts go."""
-        world = self.pipeline.world
+        """Merges the parts of all workers, and removes them."""
+        world = self._state.world
         files: list[File] = []
         totals = [0] * len(job.rows)
         shared: dict[str, dict[str, Any]] = {}
-        lives: list[dict[str, Any]] = []
+        evictions: list[dict[str, Any]] = []
         for rank in range(world.size):
             path = directory / _part(rank)
             try:
                 part = json.loads(path.read_text())
             except FileNotFoundError:
                 raise CheckpointError(
-                    f"rank 0 does not see {path} of rank {rank}: checkpoint.path must be a directory that all workers share"
+                    f"rank 0 does not see {path} of rank {rank}: checkpoint.path must be a directory that all workers "
+                    "share"
                 ) from None
             files += [File(**file) for file in part["files"]]
             totals = [a + b for a, b in zip(totals, part["rows"])]
-            for name, entries in part["data"].items():  # what is by name is of all workers together
+            for name, entries in part["data"].items():  # objects have entries of every worker
                 if isinstance(entries, dict):
                     shared.setdefault(name, {}).update(entries)
-            lives.append(part["life"])
+            evictions.append(part["life"])
             path.unlink()
-        groups = [replace(kept.group, rows=total) for kept, total in zip(self._kept, totals)]
+        groups = [replace(saved.group, rows=total) for saved, total in zip(self._saved_rows, totals)]
         return Manifest(
             job.step,
             world.size,
@@ -257,38 +259,38 @@ class CheckpointWriter:
             groups,
             job.base,
             data={**job.data, **shared},
-            life=summed(lives),
+            life=merge_eviction_states(evictions),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             **job.about,
         )
 
     def _agree(self, problem: BaseException | None, directory: Path) -> None:
-        """All workers ask together whether any has a problem.  If so, what was written goes, and all raise the same."""
-        world = self.pipeline.world
+        """If any worker has a problem: removes what was written, raises the same NotWritten on all.  Collective."""
+        world = self._state.world
         first = torch.tensor([world.size if problem is None else world.rank])
         self._exchange.all_reduce(first, dist.ReduceOp.MIN)
         if int(first) == world.size:
             return
-        words = torch.zeros(WORDS_BYTES, dtype=torch.uint8)
+        message = torch.zeros(REASON_BYTES, dtype=torch.uint8)
         if problem is not None and int(first) == world.rank:
-            said = _in_words(problem).encode()[:WORDS_BYTES]
-            words[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
-        self._exchange.all_reduce(words)
-        reason = bytes(words.tolist()).rstrip(b"\0").decode(errors="ignore")
+            text = _reason(problem).encode()[:REASON_BYTES]
+            message[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        self._exchange.all_reduce(message)
+        reason = bytes(message.tolist()).rstrip(b"\0").decode(errors="ignore")
         if world.rank == 0:
             shutil.rmtree(directory, ignore_errors=True)
         raise NotWritten(
             f"the checkpoint in {directory.parent} was not written: rank {int(first)}: {reason}; "
-            "those before are untouched"
+            "earlier checkpoints are untouched"
         ) from problem
 
 
 def _row_bytes(group: Group) -> int:
-    """Of a row with its key and its table."""
+    """Size of a row with its key and its table."""
     return (group.dim + group.state_width) * np.dtype(group.dtype).itemsize + 10
 
 
-def _in_words(problem: BaseException) -> str:
+def _reason(problem: BaseException) -> str:
     if isinstance(problem, OSError) and problem.strerror:
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
         return f"{problem.strerror}: make room, or set checkpoint.path" if full else str(problem)

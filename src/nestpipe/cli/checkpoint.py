@@ -23,7 +23,7 @@ examples:
   nestpipe checkpoint inspect RUN --step 500          tables, files, position in the data
   nestpipe checkpoint verify RUN                      read every byte of the last one and of its chain
   nestpipe checkpoint export RUN --table item --to item.parquet
-                                                      keys and vectors of a table, for other programs
+                                                      write keys and vectors of a table, for other programs
 
 Another training can start from an exported table: tables.initial = { item = "item.parquet" } in a recipe loads all of its
 rows before the first step, whether or not they are ever trained.
@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
     export = actions.add_parser(
         "export", help="write the keys and vectors of a table to a file", description=EXPORT, epilog=EXPORT_EPILOG
     )
-    export.add_argument("--table", required=True, metavar="T", help="the table, as `inspect` names it")
+    export.add_argument("--table", required=True, metavar="T", help="name of the table, as `inspect` shows it")
     export.add_argument("--to", required=True, metavar="FILE", help="FILE.parquet, FILE.npz or FILE.npy")
     export.add_argument("--state", action="store_true", help="also the optimizer state, as a column or array `state`")
     export.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
@@ -108,7 +108,9 @@ def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items() if value is not None)
         table.add_row(
             str(manifest.step),
-            "full" if manifest.full else f"incremental on {bases[-1]}",
+            "full"
+            if manifest.full
+            else f"incremental on {bases[-1]}" + f" and {len(bases) - 1} more" * (len(bases) > 1),
             _bytes(manifest.bytes),
             f"{rows:,}",
             str(manifest.workers),
@@ -148,7 +150,7 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     groups = []
     for group in manifest.groups:
         size = group.rows * (group.dim + group.state_width) * np.dtype(group.dtype).itemsize
-        names = ", ".join(group.tables) + " (keys not admitted yet)" * group.waiting
+        names = ", ".join(group.tables) + " (keys without a row)" * group.waiting
         row = [names, f"{group.rows:,}", str(group.dim), group.dtype, group.optimizer]
         tables.add_row(*row, str(group.state_width), _bytes(size))
         groups.append({**vars(group), "bytes": size})
@@ -160,14 +162,15 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     positions = manifest.data.get("positions")
     _print(
         args,
-        f"{one.path}: step {manifest.step} of {name or 'a run without a recipe'}, {manifest.workers} workers, {manifest.created}",
-        "full: all rows"
+        f"{one.path}: step {manifest.step} of {name or 'a run without a recipe'}, "
+        f"{manifest.workers} workers, {manifest.created}",
+        "full: has all rows"
         if manifest.full
-        else f"incremental: rows that changed since {bases[-1]}; chain: {', '.join(bases)}",
+        else f"incremental: has changed rows only; its base is {', '.join(bases)}",
         tables,
         files,
         *(
-            f"data of stream {number}: " + "  ".join(f"{key} {value}" for key, value in position.items())
+            f"position of data stream {number}: " + "  ".join(f"{key} {value}" for key, value in position.items())
             for number, position in (positions.items() if isinstance(positions, dict) else ())
             if isinstance(position, dict)
         ),
@@ -198,7 +201,7 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
 
     check_writable(args.json)
     if args.all and args.step is not None:
-        raise ValueError("--all and --step exclude each other")
+        raise ValueError("--all and --step cannot be combined")
     folder, own = folder_at(Path(args.run))
     wanted = own if args.step is None else args.step
     if args.all:
@@ -206,9 +209,9 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
     else:
         steps = [wanted] if wanted is not None else folder.steps()[-1:]
     if not steps or not (folder.path / name_of(steps[0])).is_dir():
-        there = ", ".join(map(str, folder.steps()))
+        known = ", ".join(map(str, folder.steps()))
         of_step = "" if wanted is None else f" of step {wanted}"
-        raise ValueError(f"no checkpoint{of_step} in {folder.path}" + f"; there are {there}" * bool(there))
+        raise ValueError(f"no checkpoint{of_step} in {folder.path}" + f"; it has {known}" * bool(known))
     done: set[str] = set()
     lines, code = [], 0
     for step in steps:
@@ -218,17 +221,18 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
                 continue
             chain = folder.chain(last)
             with _Progress(f"step {step}") as progress:
-                checked = check_chain(chain, progress.tell)
+                checked = check_chain(chain, progress.show)
         except CheckpointError as error:
             print(f"nestpipe: {' '.join(str(error).split())}", file=sys.stderr)
             lines.append({"step": step, "error": str(error)})
             code = 1
             continue
         done |= {one.digest for one in chain}
+        base = checked.checkpoints - 1
         _print(
             args,
-            f"step {step} is whole: {checked.rows:,} rows, {checked.files} files, {_bytes(checked.bytes)}"
-            + f", in a chain of {checked.checkpoints} checkpoints" * (checked.checkpoints > 1),
+            f"step {step} is intact: {checked.rows:,} rows, {checked.files} files, {_bytes(checked.bytes)}"
+            + f", with its base of {base} checkpoint{'s' * (base > 1)}" * (base > 0),
         )
         lines.append({"step": step, **vars(checked)})
     write_json(args.json, {"path": str(folder.path), "checked": lines})
@@ -248,7 +252,7 @@ def _export(args: argparse.Namespace, arguments: list[str]) -> int:
             Path(args.to),
             state=args.state,
             force=args.force,
-            tell=progress.tell,
+            on_progress=progress.show,
         )
     seconds = time.perf_counter() - started
     print(
@@ -275,7 +279,7 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def tell(self, done: float) -> None:
+    def show(self, done: float) -> None:
         if not self._shown and time.perf_counter() - self._started > QUIET_SECONDS:
             self._stack.enter_context(self._display)
             self._shown = True

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
 
     check_writable(args.json)
     if args.list and args.json == "-":
-        raise ValueError("--list and --json cannot both be standard output: give --json a file")
+        raise ValueError("--list and --json cannot both write to standard output: give --json a file")
     found = [part for part in read_evicted(Path(args.run)) if args.table in (None, part.table)]
     counts: dict[str, int] = {}
     for part in sorted(found, key=lambda part: part.table):
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
     write_json(args.json, {"run": args.run, "evicted": counts, "total": sum(counts.values())})
     if not counts:
         of_table = f" of table {args.table!r}" if args.table else ""
-        print(f"nestpipe: {args.run} evicted no keys{of_table}", file=sys.stderr)
+        print(f"nestpipe: no keys{of_table} were evicted in {args.run}", file=sys.stderr)
     return 0
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from nestpipe.sparse.evictor import Evictor
 from nestpipe.tables.eviction.horizon import AgreedClock
 
@@ -27,24 +25,8 @@ def eviction_state(evictors: list[Evictor | None], clock: AgreedClock, seconds: 
     return {"seconds": seconds, "clock": clock.state(before), "groups": groups} if groups else {}
 
 
-def sum_over_workers(workers: list[dict[str, Any]]) -> dict[str, Any]:
-    """One state for all workers: counts are summed, the rest is worker 0's, which is the same on every worker."""
-    whole = dict(workers[0])
-    if whole:
-        parts = zip(*(worker["groups"] for worker in workers))
-        whole["groups"] = [
-            {
-                **same[0],
-                "evicted": np.sum([part["evicted"] for part in same], axis=0).tolist(),
-                "forgotten": sum(part["forgotten"] for part in same),
-            }
-            for same in parts
-        ]
-    return whole
-
-
 def restore_evictors(evictors: list[Evictor | None], clock: AgreedClock, state: dict[str, Any], counts: bool) -> float:
-    """Restores what `sum_over_workers` returned.  ValueError if it does not fit these tables.
+    """Restores the merged state of all workers.  ValueError if it does not fit these tables.
 
     `counts`: restore counts too; true on one worker only, so that sums over workers stay right.  Returns the seconds of
     training so far.

@@ -1,4 +1,4 @@
-"""When a run writes a checkpoint, what it puts beside the model, and how it goes on from one."""
+"""When a run writes a checkpoint, what the trainer adds to it, and how a run resumes from one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nestpipe.pipeline import Progress, TrainPipeline
 from nestpipe.train.build import train_stream
 
 FIXED = ("data", "model", "train.seed", "train.batch_size", "train.epochs", "tables.optimizer", "dense.optimizer")
-"""What a run cannot change when it goes on."""
+"""Recipe keys that must not change when a run resumes."""
 
 
 def folder_of(recipe: Recipe, run: Path) -> Folder:
@@ -31,7 +31,7 @@ def folder_of(recipe: Recipe, run: Path) -> Folder:
 
 
 class Resumed:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run resumes from."""
 
     def __init__(self, folder: Folder, last: Checkpoint) -> None:
         self.chain = folder.chain(last)
@@ -44,7 +44,7 @@ class Resumed:
 
     @property
     def digest(self) -> str:
-        """Of the manifest, and so of everything that is loaded."""
+        """Digest of the manifest, and so of everything that is restored."""
         return self.chain[-1].digest
 
     @property
@@ -52,23 +52,23 @@ class Resumed:
         return self.manifest.trainer
 
     def check_recipe(self, recipe: Recipe, saved: Recipe) -> None:
-        """CheckpointError where the recipe, as it is to go on, is of another training."""
+        """Raises CheckpointError if `recipe` changes a key that must stay as in `saved`."""
         for key in FIXED:
             section, _, name = key.partition(".")
             now, before = getattr(recipe, section), getattr(saved, section)
             if name:
                 now, before = getattr(now, name), getattr(before, name)
             if now != before:
-                what = f"{before!r} when it was saved and is {now!r} now" if name else "another when it was saved"
-                raise CheckpointError(f"{key} of the run was {what}: leave it as it was, or start a new run")
+                what = f"from {before!r} to {now!r}" if name else "since the checkpoint"
+                raise CheckpointError(f"{key} changed {what}: change it back, or start a new run")
 
     def stream(self, recipe: Recipe, source: Source, world: World) -> SharedStream:
-        """The data from where it was left, dealt to as many workers as there are now."""
+        """The training data from the saved position on, shared among the current number of workers."""
         positions, data = self.positions(), self.manifest.data
         if data["extent"] != source.extent:
             raise CheckpointError(
-                f"the training data had {data['extent']} units when it was saved and has {source.extent} now: "
-                "give back the files that it had, or start a new run"
+                f"the training data had {data['extent']} units at the checkpoint and has {source.extent} now: "
+                "restore its files, or start a new run"
             )
         skipped = skipped_of(source)
         if skipped is not None:
@@ -76,7 +76,7 @@ class Resumed:
         return train_stream(recipe, source, world, len(positions), positions)
 
     def positions(self) -> dict[int, Position]:
-        """Where each stream of the data goes on."""
+        """The saved position of each data stream."""
         data = self.manifest.data
         try:
             if set(data) != {"streams", "positions", "extent", "skipped"}:
@@ -90,17 +90,17 @@ class Resumed:
             return {n: Position.from_dict(found[str(n)]) for n in range(streams)}
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
-                f"{self.chain[-1].path}: the position in the data is not to be read ({error})"
+                f"{self.chain[-1].path}: its position in the training data cannot be read ({error})"
             ) from None
 
     def plan(self, pipeline: TrainPipeline) -> None:
-        """What "auto" had chosen by then goes on."""
+        """Restores what "auto" had chosen by then."""
         choices = self.trainer.get("micro_batches_chosen")
         pipeline.restore_choices(self.step, [(int(first), int(n)) for first, n in choices or []])
 
 
 def _check_trainer(last: Checkpoint) -> None:
-    """CheckpointError unless what the trainer left is what it will understand."""
+    """Raises CheckpointError unless the trainer's own state is valid."""
 
     def number(value: object) -> bool:
         return type(value) is float or whole(value)
@@ -120,15 +120,15 @@ def _check_trainer(last: Checkpoint) -> None:
         and all(map(number, lists[0]))
         and all(map(choice, lists[1]))
     ):
-        raise CheckpointError(f"{last.path}: what the trainer left there is not to be read")
+        raise CheckpointError(f"{last.path}: its trainer state cannot be read")
 
 
 FINISH_SECONDS = 2.0
-"""What a checkpoint gets to be finished in when the run has failed: with it a worker still ends within seconds."""
+"""Time for a checkpoint to commit after the run has failed.  Short: a failed worker must end within seconds."""
 
 
 class Checkpoints:
-    """A run's checkpoints; all of it does nothing where the recipe wants none.  All workers call everything alike."""
+    """A run's checkpoints.  Does nothing if the recipe has none.  All workers call its methods together."""
 
     def __init__(
         self, recipe: Recipe, pipeline: TrainPipeline, stream: SharedStream, folder: Folder, resumed: Resumed | None
@@ -142,7 +142,7 @@ class Checkpoints:
         self._asked_at = time.monotonic()
         self._best: float | None = None
         if pipeline.world.rank == 0 and (section.on or resumed is not None):
-            # Nobody writes before the first step, which all workers take together.
+            # No other worker writes before the first step, which all take together.
             folder.lock()
             folder.rewind_to(pipeline.next_batch)
         if not section.on:
@@ -160,9 +160,9 @@ class Checkpoints:
             self._best = best if isinstance(best, int | float) else None
 
     def after(self, step: Progress, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> list[Saved]:
-        """Called after every step, with the metrics of an evaluation at it (else {}), and what the trainer will want back.
+        """Saves if a checkpoint is due; called after every step.  Returns the checkpoints committed since the last call.
 
-        Returns what has been committed meanwhile.
+        `metrics`: of an evaluation at this step, or {}.  `about`: makes the trainer's own state.
         """
         if self._writer is None:
             return []
@@ -171,18 +171,18 @@ class Checkpoints:
         if self._better(metrics) or due:
             self._save(metrics, about)
         elif section.every_minutes and time.monotonic() - self._asked_at >= 60 * section.every_minutes:
-            # A worker's own clock, which cannot jump; all hear of it with the next step's outcome.
+            # A monotonic clock of this worker.  The others learn of it with the next step's outcome.
             self._asked_at = time.monotonic()
             self._pipeline.request("checkpoint")
         return self._writer.poll()
 
     def finish(self, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> list[Saved]:
-        """One of the end, unless there is one; waits until it is on disk."""
+        """Saves the final state, unless it is saved already.  Waits until it is committed."""
         if self._writer is None:
             self._folder.unlock()
             return []
         if self._writer.last_step != self._pipeline.next_batch:
-            if self._section.best in metrics:  # a name that is wrong must not cost the last checkpoint
+            if self._section.best in metrics:  # a wrong name must not cost the last checkpoint
                 self._better(metrics)
             self._save(metrics, about)
         self._writer.wait()
@@ -191,7 +191,7 @@ class Checkpoints:
 
     @contextmanager
     def finished_if_it_fails(self) -> Iterator[None]:
-        """A run that fails while a checkpoint is being written leaves it whole, where that takes a moment."""
+        """If the run fails while a checkpoint is being written, gives it FINISH_SECONDS to commit."""
         try:
             yield
         except BaseException:
@@ -205,7 +205,7 @@ class Checkpoints:
 
     def _save(self, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> None:
         assert self._writer is not None
-        self._pipeline.settle()  # what the last batch did is done when the trainer is asked
+        self._pipeline.settle()  # `about` must see the last batch's evictions
         self._asked_at = time.monotonic()
         positions = self._stream.positions_after(self._pipeline.next_batch - self._began)
         data = {
@@ -223,12 +223,12 @@ class Checkpoints:
         self._writer.save(data, {"trainer": trainer, "metrics": finite, "recipe": self._recipe})
 
     def _better(self, metrics: dict[str, float]) -> bool:
-        """Whether an evaluation has just found the best so far; the same on every worker, as metrics are."""
+        """Whether these metrics are the best so far.  Equal on all workers, as metrics are."""
         name = self._section.best
         if name is None or not metrics:
             return False
         if name not in metrics:
-            raise ValueError(f"checkpoint.best is {name!r}, and the held-out metrics are {', '.join(metrics)}")
+            raise ValueError(f"checkpoint.best is {name!r}, but the held-out metrics are {', '.join(metrics)}")
         value = metrics[name]
         if value != value:
             return False
@@ -240,36 +240,37 @@ class Checkpoints:
 
 
 def refuse_others(recipe: Recipe, run: Path) -> None:
-    """CheckpointError where a run that begins would put its checkpoints among another's."""
+    """Raises CheckpointError if a new run would write into another run's checkpoints."""
     folder = folder_of(recipe, run)
     if recipe.checkpoint.on and (steps := folder.steps()):
         raise CheckpointError(
-            f"{folder.path} has checkpoints already, the last of step {steps[-1]}: go on with that run by --resume, "
+            f"{folder.path} already has checkpoints, the last of step {steps[-1]}: resume that run with --resume, "
             "or set another checkpoint.path"
         )
 
 
 def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[str], Recipe]) -> Resumed | None:
-    """The run's last checkpoint, or that of a step; None where it has none.  `saved` reads a recipe's text."""
+    """The run's last checkpoint, or that of a step; None if it has none.  `saved` parses the text of a recipe."""
     folder = folder_of(recipe, run)
     last = folder.find(step)
     if last is None:
         return None
     resumed = Resumed(folder, last)
     try:
-        # Both as they are read from a file: an empty tuple that is a default is a list there.
+        # Both are parsed from text: a default that is an empty tuple becomes a list there.
         now, before = saved(recipe.to_toml()), saved(last.manifest.recipe)
     except ValueError as error:
-        raise CheckpointError(f"{last.path}: its recipe is not to be read ({error})") from None
+        raise CheckpointError(f"{last.path}: its recipe cannot be read ({error})") from None
     resumed.check_recipe(now, before)
     if now.train.steps is not None and now.train.steps < resumed.step:
         raise CheckpointError(
-            f"train.steps is {now.train.steps}, and the run has trained {resumed.step} steps already: give it more (--steps), "
-            "or go back with --from STEP"
+            f"train.steps is {now.train.steps}, but the run has already trained {resumed.step} steps: raise it "
+            "(--steps), or resume from an earlier checkpoint with --from STEP"
         )
     return resumed
 
 
-def go_on(pipeline: TrainPipeline, resumed: Resumed, tell: Callable[[float], None]) -> None:
-    restore(pipeline, resumed.chain, tell)
+def restore_run(pipeline: TrainPipeline, resumed: Resumed, on_progress: Callable[[float], None]) -> None:
+    """Restores a new pipeline to the checkpoint.  `on_progress` gets the fraction done."""
+    restore(pipeline, resumed.chain, on_progress)
     resumed.plan(pipeline)

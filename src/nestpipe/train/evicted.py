@@ -1,4 +1,4 @@
-"""Evicted keys in a run directory: small Parquet files, each written whole or not at all, by each worker for itself."""
+"""Evicted keys in a run directory: small Parquet files.  Each worker writes its own, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SCHEMA = pa.schema([("batch", pa.int64()), ("table", pa.dictionary(pa.int32(), 
 
 
 class EvictedFiles:
-    """RUN/evicted/rank<R>-<number>.parquet, with columns batch (of the sweep), table and key."""
+    """Writes RUN/evicted/rank<R>-<number>.parquet with the columns batch (of the sweep), table and key."""
 
     def __init__(self, run: Path, rank: int) -> None:
         self._folder, self._rank = run / FOLDER, rank
         self._next: int | None = None
-        """Number of the next file; looked up when it is needed, after worker 0 has gone back to a checkpoint."""
+        """Number of the next file.  Looked up on first use, after worker 0 has called `rewind_to`."""
 
     def rewind_to(self, batch: int) -> None:
-        """The run goes on with this batch: what later ones evicted goes from the list.  Worker 0, before anybody appends."""
+        """Drops keys evicted by this batch or later ones, because the run resumes here.  Worker 0 does it, first."""
         for path in sorted(self._folder.glob("rank*.parquet")) if self._rank == 0 else []:
             found = pq.read_table(path, schema=_SCHEMA)
             kept = found.filter(pc.less(found["batch"], batch))
@@ -38,7 +38,7 @@ class EvictedFiles:
                 _write(path, kept)
 
     def append(self, evicted: Sequence[Evicted]) -> None:
-        """One file more; it is there, whole, when this returns.  Nothing for nobody."""
+        """Writes one more file, durably.  Writes nothing if `evicted` is empty."""
         if not evicted:
             return
         sizes = [len(part.keys) for part in evicted]
@@ -50,8 +50,8 @@ class EvictedFiles:
             pa.array(np.concatenate([part.keys for part in evicted])),
         ]
         if self._next is None:
-            there = [path.stem.partition("-")[2] for path in self._folder.glob(f"rank{self._rank}-*.parquet")]
-            self._next = max((int(number) + 1 for number in there if number.isdigit()), default=0)
+            numbers = [path.stem.partition("-")[2] for path in self._folder.glob(f"rank{self._rank}-*.parquet")]
+            self._next = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
         _write(self._folder / f"rank{self._rank}-{self._next:06d}.parquet", pa.table(columns, schema=_SCHEMA))
         self._next += 1
 
@@ -68,11 +68,13 @@ def _write(path: Path, table: pa.Table) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise RunError(f"cannot write '{path}': {error.strerror or error}; choose another place with --run") from error
+        raise RunError(
+            f"cannot write '{path}': {error.strerror or error}; choose another directory with --run"
+        ) from error
 
 
 def read_evicted(run: Path) -> Iterator[Evicted]:
-    """What all workers of a run have evicted, file by file; nothing where the run evicted nothing.  RunError for no run."""
+    """The keys that all workers of a run have evicted, file by file.  RunError if `run` is not a run directory."""
     if not (run / "recipe.toml").is_file():
         raise RunError(f"'{run}' is not a run directory: it has no recipe.toml")
     for path in sorted((run / FOLDER).glob("rank*.parquet")):

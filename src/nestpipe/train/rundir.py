@@ -1,4 +1,4 @@
-"""The directory that a run leaves behind: recipe.toml, metrics.jsonl, summary.json, trace.json; `launch` until it is over."""
+"""A run's directory: recipe.toml, metrics.jsonl, summary.json and trace.json; and `launch` until the run ends."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from nestpipe.launch.restarts import LAUNCH_FILE
 
 
 class RunError(NestPipeError, ValueError):
-    """The run directory cannot be used; the message is one line and says what to do."""
+    """The run directory cannot be used.  The message is one line and says what to do."""
 
     exit_code = 2
 
 
 class RunDirectory:
-    """One run's files, written by rank 0 alone; on other ranks every method does nothing.
+    """One run's files.  Only rank 0 writes; on other ranks every method does nothing.
 
-    An existing run is never written to, unless it goes on.  `path` should be the same on all ranks: choose it (`default_path`)
-    before the workers start, as the default has the time in it.
+    Never writes to an existing run, unless it resumes that run.  `path` should be equal on all ranks: choose it
+    (`default_path`) before the workers start, because the default contains the time.
     """
 
     def __init__(
@@ -36,31 +36,31 @@ class RunDirectory:
         path: str | Path | None = None,
         rank: int = 0,
         *,
-        goes_on: bool = False,
+        resuming: bool = False,
         launch: str | None = None,
     ) -> None:
-        """`goes_on`: the run is there already, and is left as it is until `rewind_to`.  `launch`: who may go on unasked."""
+        """`resuming`: the run exists, and stays unchanged until `rewind_to`.  `launch`: may resume it on a restart."""
         self.path = default_path(recipe.name) if path is None else Path(path)
         self._writes = rank == 0
         self._recipe = recipe.to_toml()
         self._launch = launch
-        if self._writes and not goes_on:
+        if self._writes and not resuming:
             with _one_line(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
             refuse_existing(self.path)
             self._write_launch()
             with _one_line(self.path):
-                # "x" and not "w": of two runs that start in one directory at the same time, one gets it.
+                # "x", not "w": if two runs start in one directory at the same time, only one gets it.
                 (self.path / "recipe.toml").open("x").close()
             self._write("recipe.toml", self._recipe)
 
     def _write_launch(self) -> None:
-        """First of all, so that whoever is started again knows the run however little there is of it."""
+        """Comes first, so that a restarted launch knows its run however early it died."""
         if self._launch is not None:
             self._write(LAUNCH_FILE, self._launch)
 
     def rewind_to(self, step: int) -> None:
-        """The run goes on after so many steps: what it logged of later ones is dropped."""
+        """Drops log lines of later steps, because the run resumes after this one."""
         if not self._writes:
             return
         self._write_launch()
@@ -73,7 +73,7 @@ class RunDirectory:
         self._write("recipe.toml", self._recipe)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl; it is in the file when this returns.  nan and infinity become null."""
+        """Appends one line to metrics.jsonl.  NaN and infinity become null."""
         if self._writes:
             line = json.dumps(plain(record), allow_nan=False)
             path = self.path / "metrics.jsonl"
@@ -81,15 +81,14 @@ class RunDirectory:
                 file.write(line + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json whole or not at all, even if the machine stops in between.  The run is over: no launch goes on with
-        it unasked."""
+        """Writes summary.json whole or not at all, even if the machine stops.  Ends the run: no restart resumes it."""
         self._write("summary.json", json.dumps(plain(summary), allow_nan=False, indent=2) + "\n")
         if self._writes:
             with _one_line(self.path):
                 (self.path / LAUNCH_FILE).unlink(missing_ok=True)
 
     def write_trace(self, trace: Mapping[str, Any] | None) -> None:
-        """Write trace.json, the last steps, whole or not at all; None, on other ranks: nothing."""
+        """Writes trace.json, the last steps, whole or not at all.  None, as on other ranks: writes nothing."""
         if trace is not None:
             self._write("trace.json", json.dumps(trace) + "\n")
 
@@ -104,7 +103,7 @@ class RunDirectory:
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.replace(path)
-                # The rename itself is on disk only when the directory is.
+                # Makes the rename durable.
                 directory = os.open(self.path, os.O_RDONLY)
                 try:
                     os.fsync(directory)
@@ -117,7 +116,7 @@ class RunDirectory:
 
 
 def _step_of(line: str) -> float:
-    """Of a line of metrics.jsonl; one that is torn or not ours counts as after everything."""
+    """The step of a line of metrics.jsonl; infinity for a torn or foreign line."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
@@ -126,14 +125,14 @@ def _step_of(line: str) -> float:
 
 
 def refuse_existing(path: Path) -> None:
-    """RunError where a run that begins would write over another."""
+    """Raises RunError if a new run would overwrite another."""
     with _one_line(path):
         if path.exists() and any(path.iterdir()):
             raise FileExistsError
 
 
 def default_path(name: str) -> Path:
-    """runs/<name>-<now>, with a number behind it when another run has begun in the same second."""
+    """runs/<name>-<now>, with a number appended if another run began in the same second."""
     stem = re.sub(r"[^\w.-]+", "-", name) + datetime.now().strftime("-%Y%m%d-%H%M%S")
     path, number = Path("runs") / stem, 1
     while path.exists():
@@ -147,13 +146,15 @@ def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
-        raise RunError(f"'{path}' exists already: choose another place with --run, or remove it") from error
+        raise RunError(f"'{path}' already exists: choose another directory with --run, or remove it") from error
     except OSError as error:
-        raise RunError(f"cannot write '{path}': {error.strerror or error}; choose another place with --run") from error
+        raise RunError(
+            f"cannot write '{path}': {error.strerror or error}; choose another directory with --run"
+        ) from error
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: tensors and numpy scalars as numbers, nan and infinity as null."""
+    """A value that JSON can hold: tensors and numpy scalars become numbers, NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -162,6 +163,6 @@ def plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):  # torch and numpy, scalars and arrays alike
+    if hasattr(value, "tolist"):  # scalars and arrays of torch and numpy
         return plain(value.tolist())
     return value

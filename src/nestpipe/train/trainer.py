@@ -16,7 +16,7 @@ from nestpipe.data.source import DataError
 from nestpipe.launch.signals import ending_orderly
 from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
-from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, go_on
+from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, restore_run
 from nestpipe.train.consistency import check_consistent, sum_over_workers
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
@@ -75,7 +75,7 @@ class Trainer:
         self.recipe, self.world = recipe, world
         # A run without checkpoints cannot be resumed: a second launch of the same name must not write over it.
         launch = launch if recipe.checkpoint.on else None
-        self.directory = RunDirectory(recipe, run, world.rank, goes_on=resuming, launch=launch)
+        self.directory = RunDirectory(recipe, run, world.rank, resuming=resuming, launch=launch)
         source, self.held_out = open_source(recipe, "train", world), open_source(recipe, "eval", world)
         check_consistent(
             world,
@@ -107,7 +107,7 @@ class Trainer:
 
     def _restore(self, resumed: Resumed) -> None:
         with Display(f"{self.recipe.name}: reading step {resumed.step}", on=self.shows) as display:
-            go_on(self.pipeline, resumed, lambda done: display.show(done, "rows"))
+            restore_run(self.pipeline, resumed, lambda done: display.show(done, "rows"))
         self.pace.resume(resumed.step, resumed.trainer)
         self.metrics = {name: value for name, value in resumed.manifest.metrics.items() if value is not None}
         self.evaluated_at = resumed.step if self.metrics else None
