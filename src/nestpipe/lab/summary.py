@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,24 @@ import numpy as np
 from nestpipe.lab.ladder import MIX_POINTS, Best, Hides, Ladder, Mix, Rung
 from nestpipe.schedule.parts import divide
 
+StageReport = dict[str, dict[str, float]]
+"""Milliseconds per step, by stage and kind: what `Timeline.report` returns."""
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median and the quartiles."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(middle), "low": float(low), "high": float(high)}
+
+
+def mean_report(reports: Sequence[StageReport]) -> StageReport:
+    """The mean of several reports; a stage that is missing from one took no time there."""
+    kinds = {stage: report[stage] for report in reports for stage in report}
+    return {
+        stage: {kind: sum(report[stage][kind] for report in reports if stage in report) / len(reports) for kind in each}
+        for stage, each in kinds.items()
+    }
+
 
 def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
     summaries = [_summary(rung, report) for rung, report in zip(rungs, reports)]
@@ -18,22 +37,22 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
     by_name = {summary["name"]: summary[compared] for summary in summaries}
     for summary in summaries:
         summary["ratios"] = {
-            name: _spread([theirs / ours for theirs, ours in zip(by_name[name], summary[compared])])
+            name: spread([theirs / ours for theirs, ours in zip(by_name[name], summary[compared])])
             for name in ladder.against
             if name in by_name
         }
     limits = [max(ms) for ms in zip(*(by_name[name] for name in ladder.limit if name in by_name))]
     for summary in summaries if limits else []:
         if summary["peer"] is None:
-            summary["of_limit"] = _spread([ms / limit for ms, limit in zip(summary[compared], limits)])
+            summary["of_limit"] = spread([ms / limit for ms, limit in zip(summary[compared], limits)])
     hidden = [_hidden(hides, summaries) for hides in ladder.hides]
     result = {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
     if limits:
-        result["limit"] = {"rungs": ladder.limit, "ms": _spread(limits)}
+        result["limit"] = {"rungs": ladder.limit, "ms": spread(limits)}
     if ladder.mix is not None:
         others = {s["name"]: s[compared] for s in summaries if s["name"] not in (ladder.mix.rung, *ladder.limit)}
         reached = {
-            name: _spread([theirs / ours for theirs, ours in zip(by_name[ladder.mix.rung], times)])
+            name: spread([theirs / ours for theirs, ours in zip(by_name[ladder.mix.rung], times)])
             for name, times in others.items()
         }
         result["mix"] = {**_mixed(ladder.mix, summaries), "reached": reached}
@@ -45,7 +64,7 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
 def _beside_best(best: Best, by_name: dict[str, list[float]]) -> dict[str, Any]:
     """How a rung that chooses stands beside the one that is fastest by its middle round, and beside all others."""
     mine = by_name[best.rung]
-    beside = {name: _spread([ours / theirs for ours, theirs in zip(mine, by_name[name])]) for name in best.of}
+    beside = {name: spread([ours / theirs for ours, theirs in zip(mine, by_name[name])]) for name in best.of}
     fastest = min(best.of, key=lambda name: statistics.median(by_name[name]))
     ratio = beside[fastest]
     return {
@@ -94,11 +113,6 @@ def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         "still_slower_ms": still_slower_ms,
         "hidden_share_of_step": 1 - still_slower_ms / max(slower_ms, 1e-9),
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    low, middle, high = np.percentile(values, [25, 50, 75])
-    return {"median": float(middle), "low": float(low), "high": float(high)}
 
 
 def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
