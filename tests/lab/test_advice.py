@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nestpipe.lab.advice import Change, Measured, StepFigures, advise, agree, gains
+from nestpipe.lab.advice import Change, MeasuredVariant, ProfileFigures, advise, agree, gains
 
 QUIET = (0.99, 1.0, 1.0, 1.01)
 """How rounds differ on a quiet machine."""
@@ -16,26 +16,26 @@ QUIET = (0.99, 1.0, 1.0, 1.01)
 
 def run(
     schedule: str, micro: int, rounds: Sequence[float] = QUIET, only: str | None = None, **exposed: float
-) -> Measured:
+) -> MeasuredVariant:
     """A variant whose exposed times, by stage, add up to its step."""
     step = sum(exposed.values())
-    return Measured(schedule, micro, only, [step * r for r in rounds], exposed)
+    return MeasuredVariant(schedule, micro, only, [step * r for r in rounds], exposed)
 
 
-def alone(only: str, step: float, micro: int = 1, rounds: Sequence[float] = QUIET) -> Measured:
+def alone(only: str, step: float, micro: int = 1, rounds: Sequence[float] = QUIET) -> MeasuredVariant:
     return run("serial", micro, rounds, only, **{"compute" if only == "compute" else "embed": step})
 
 
-def advice_for(measured: list[Measured], **others: Any) -> tuple[list[str], list[Change]]:
+def advice_for(measured: list[MeasuredVariant], **others: Any) -> tuple[list[str], list[Change]]:
     """The first one is the recipe."""
     runs = [one for one in measured if one.only is None]
-    return advise(StepFigures(runs[0], runs, [one for one in measured if one.only], **others))
+    return advise(ProfileFigures(runs[0], runs, [one for one in measured if one.only], **others))
 
 
 ON_A_LINK: dict[str, Any] = {"machines": 2, "storage_ms": 4.0}
 SERIAL = run("serial", 1, compute=150, embed=90, reduce=20, load=6, retrieve=4)
 
-REGIMES: dict[str, tuple[list[Measured], dict[str, Any], list[str], list[str], list[str]]] = {
+REGIMES: dict[str, tuple[list[MeasuredVariant], dict[str, Any], list[str], list[str], list[str]]] = {
     # name: variants (the recipe first), what else is known, words of the outcome, starts of the changes, words of these
     "a slow link, which nested hides": (
         [

@@ -1,7 +1,7 @@
 """Turns the figures of a profile into advice: what bounds the step, what is hidden, what to change.  Measures nothing.
 
-A gain is promised only if it was measured and the rounds agree.  What a faster link, more DRAM or a faster device would bring is
-an upper bound.
+A gain is promised only if it was measured and the rounds agree.  What a faster link, more DRAM or a faster device would
+bring is an upper bound.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Variant:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured(Variant):
+class MeasuredVariant(Variant):
     """A variant with its step on the slowest worker."""
 
     round_ms: Sequence[float] = ()
@@ -58,14 +58,14 @@ class Measured(Variant):
 
 
 @dataclass(frozen=True)
-class StepFigures:
+class ProfileFigures:
     """Everything that was measured of a recipe."""
 
-    own: Measured
+    own: MeasuredVariant
     """The recipe as it stands."""
-    runs: Sequence[Measured]
+    runs: Sequence[MeasuredVariant]
     """All variants that train, `own` among them; at least one is serial and one is not."""
-    limits: Sequence[Measured]
+    limits: Sequence[MeasuredVariant]
     """Compute alone and, with several workers, the wire alone."""
     storage_ms: float = 0.0
     """The longer of retrieve and writeback, which have lanes of their own."""
@@ -76,12 +76,12 @@ class StepFigures:
     """Of the disk tier, if the tables did not fit in it."""
 
     @property
-    def serial(self) -> Measured:
+    def serial(self) -> MeasuredVariant:
         """The serial run whose micro-batches are closest to the recipe's."""
         serial = [run for run in self.runs if run.schedule == "serial"]
         return min(serial, key=lambda run: abs(run.micro_batches - self.own.micro_batches))
 
-    def limits_of(self, run: Measured) -> dict[str, float]:
+    def limits_of(self, run: MeasuredVariant) -> dict[str, float]:
         """What no schedule with as many micro-batches can go below, by what takes the time."""
         found = {"compute": 0.0, "wire": 0.0, "storage": self.storage_ms}
         for limit in self.limits:
@@ -105,25 +105,25 @@ class Change:
     """Keys of the recipe with their new values."""
 
 
-def gains(slow: Measured, fast: Measured) -> list[float]:
+def gains(slow: MeasuredVariant, fast: MeasuredVariant) -> list[float]:
     """How many times faster, round by round: a machine may get slower from one round to the next."""
     return [a / b for a, b in zip(slow.round_ms, fast.round_ms)]
 
 
 def agree(ratios: Sequence[float]) -> bool:
-    """Whether two equal variants would come out like this at most once in eight times: three of three rounds will do."""
+    """Whether two equal variants would come out like this at most once in eight times: three of three rounds do."""
     rounds, faster = len(ratios), sum(ratio > 1 for ratio in ratios)
     return 8 * sum(math.comb(rounds, k) for k in range(faster, rounds + 1)) <= 2**rounds
 
 
-def advise(figures: StepFigures) -> tuple[list[str], list[Change]]:
+def advise(figures: ProfileFigures) -> tuple[list[str], list[Change]]:
     """Sentences about the step; then changes, that of the schedule first and upper bounds by what they save."""
     best = _fastest(figures)
     base = best if best is not None and agree(gains(figures.own, best)) else figures.own
     return [_bound(figures), *_hidden(figures, base)], [_schedule(figures, best), *_upper_bounds(figures, base)]
 
 
-def _fastest(figures: StepFigures) -> Measured | None:
+def _fastest(figures: ProfileFigures) -> MeasuredVariant | None:
     """A variant that is faster than the recipe, for sure if there is one; of equals the one that changes least."""
     ratios = {run: gains(figures.own, run) for run in figures.runs}
     gain = {run: statistics.median(ratios[run]) for run in figures.runs}
@@ -134,7 +134,7 @@ def _fastest(figures: StepFigures) -> Measured | None:
     return min(close, key=lambda run: (run.micro_batches != kept, run.micro_batches), default=None)
 
 
-def _bound(figures: StepFigures) -> str:
+def _bound(figures: ProfileFigures) -> str:
     own, limits = figures.own, figures.limits_of(figures.own)
     largest = max(limits, key=lambda what: limits[what])
     what = largest if limits[largest] * AT_LIMIT >= own.step_ms else "nothing alone"
@@ -145,7 +145,7 @@ def _bound(figures: StepFigures) -> str:
     )
 
 
-def _hidden(figures: StepFigures, base: Measured) -> list[str]:
+def _hidden(figures: ProfileFigures, base: MeasuredVariant) -> list[str]:
     """What serial exposes of each share, and what a schedule that overlaps leaves of it."""
     serial, shown = figures.serial, base
     if base.schedule == "serial":
@@ -163,7 +163,7 @@ def _hidden(figures: StepFigures, base: Measured) -> list[str]:
     return told
 
 
-def _schedule(figures: StepFigures, best: Measured | None) -> Change:
+def _schedule(figures: ProfileFigures, best: MeasuredVariant | None) -> Change:
     own = figures.own
     if best is None:
         over = own.step_ms / max(figures.limits_of(own).values())
@@ -188,7 +188,7 @@ def _schedule(figures: StepFigures, best: Measured | None) -> Change:
     return Change(text, "measured", own.step_ms - best.step_ms, settings)
 
 
-def _upper_bounds(figures: StepFigures, base: Measured) -> list[Change]:
+def _upper_bounds(figures: ProfileFigures, base: MeasuredVariant) -> list[Change]:
     """What is not in [pipeline].  The critical path bounds what each can save, and so do the other limits."""
     limits = figures.limits_of(base)
     threads = f" (try train.threads = {figures.threads})" if figures.threads else ""

@@ -1,8 +1,9 @@
 """Makes a profile of this machine for the simulator from two serial rungs on two hosts with a slow link.
 
-Stages of a serial step do not overlap, so the time of a stage is its cost.  Steps with one micro-batch and with eight tell what
-a batch costs and what a micro-batch adds.  The costs of a byte and of a message are fitted: between two micro-batches a shaped
-link accumulates credit, so that small messages pass faster than its rate.  The simulator models that.
+Stages of a serial step do not overlap, so the time of a stage is its cost.  Steps with one micro-batch and with eight
+tell what a batch costs and what a micro-batch adds.  The costs of a byte and of a message are fitted: between two
+micro-batches a shaped link accumulates credit, so that small messages pass faster than its rate.  The simulator models
+that.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _with_messages(values: dict[str, Any], share: float, message_ms: float) -> d
 
 
 def _fit(values: dict[str, Any], one_ms: float, several_ms: float) -> tuple[float, float]:
-    """Share of the link's rate and cost of a message for which simulated serial steps spend as long on All2All as real ones.
+    """Fits the share of the link's rate and the cost of a message, so that simulated All2All takes as long as real ones.
 
     Searches a grid, then a finer one around its best point.
     """

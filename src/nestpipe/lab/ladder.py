@@ -29,8 +29,8 @@ class Rung:
 class Hides:
     """How much of some stages, exposed in one rung, another rung hides.
 
-    Measured twice: by the timelines, and by the step times, each against a rung that has nothing to hide.  Step times also count
-    what the hidden work takes away from the compute that hides it.
+    Measured twice: by the timelines, and by the step times, each against a rung that has nothing to hide.  Step times
+    also count what the hidden work takes away from the compute that hides it.
     """
 
     stages: list[str]

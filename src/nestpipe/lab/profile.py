@@ -1,8 +1,8 @@
 """`profile`: measures a recipe in short turns: as it stands, under other schedules, and with part of its work left out.
 
-One pipeline exists at a time.  Every turn builds a new one from the recipe's seed and keeps the tables for the next, so that
-memory is that of training and lookups find rows.  Rounds go through the variants forth and back, so that noise and growing
-tables affect all of them.  Data starts again when it ends.
+One pipeline exists at a time.  Every turn builds a new one from the recipe's seed and keeps the tables for the next, so
+that memory is that of training and lookups find rows.  Rounds go through the variants forth and back, so that noise and
+growing tables affect all of them.  Data starts again when it ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nestpipe.config.micro_batches import AUTO
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.source import DataError
 from nestpipe.data.stream import Stream
-from nestpipe.lab.advice import STORAGE, Measured, StepFigures, Variant, advise
+from nestpipe.lab.advice import STORAGE, MeasuredVariant, ProfileFigures, Variant, advise
 from nestpipe.lab.limits import leave_out, leave_out_tables
 from nestpipe.lab.summary import spread
 from nestpipe.pipeline.pipeline import TrainPipeline
@@ -169,7 +169,7 @@ class _Turns:
             pipeline.replace_stores([])  # the tables stay for the next turn
         pipeline.close()
         del pipeline
-        gc.collect()  # lanes and stages refer to each other: without it the next pipeline would be built beside this one
+        gc.collect()  # lanes and stages refer to each other: do not build the next pipeline beside this one
         return turn
 
     def close(self) -> None:
@@ -212,14 +212,14 @@ def _slowest(world: World, value: float) -> float:
 
 def _figures(
     recipe: Recipe, world: World, own: list[Variant], ranks: list[list[dict[Variant, Turn]]], rows: int
-) -> StepFigures:
+) -> ProfileFigures:
     measured = [_measured(v, [[taken[v] for taken in rounds] for rounds in ranks]) for v in ranks[0][0]]
     runs = [one for one in measured if one.only is None]
     serial = next(v for v in ranks[0][0] if v.schedule == "serial" and v.only is None)
     dram_rows = recipe.tables.dram_rows or 1
     on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     cores = len(os.sched_getaffinity(0)) // on_machine
-    return StepFigures(
+    return ProfileFigures(
         own=min((one for one in runs if one.name in [v.name for v in own]), key=lambda one: one.step_ms),
         runs=runs,
         limits=[one for one in measured if one.only is not None],
@@ -230,7 +230,7 @@ def _figures(
     )
 
 
-def _measured(variant: Variant, ranks: list[list[Turn]]) -> Measured:
+def _measured(variant: Variant, ranks: list[list[Turn]]) -> MeasuredVariant:
     """From the turns of every worker."""
     every = [turn for turns in ranks for turn in turns]
     stages = dict.fromkeys(stage for turn in every for stage in turn.exposed)
@@ -239,7 +239,7 @@ def _measured(variant: Variant, ranks: list[list[Turn]]) -> Measured:
     step_ms = max(1e-9, statistics.median(round_ms))
     exposed = {stage: statistics.fmean(turn.exposed.get(stage, 0.0) for turn in every) for stage in counted}
     scale = step_ms / max(1e-9, sum(exposed.values()))  # from the mean worker's step to the slowest one's
-    return Measured(
+    return MeasuredVariant(
         **vars(variant),
         round_ms=round_ms,
         exposed={stage: ms * scale for stage, ms in exposed.items()},
@@ -248,7 +248,7 @@ def _measured(variant: Variant, ranks: list[list[Turn]]) -> Measured:
     )
 
 
-def _described(figures: StepFigures, one: Measured) -> dict[str, Any]:
+def _described(figures: ProfileFigures, one: MeasuredVariant) -> dict[str, Any]:
     low, high = (spread(one.round_ms)[end] for end in ("low", "high"))
     more = {"name": one.name, "own": one is figures.own, "step_ms": one.step_ms, "spread_ms": [low, high]}
     return vars(one) | more | {"exposed_ms": divide(one.exposed)}

@@ -1,8 +1,8 @@
 """Runs the rungs of a ladder side by side, in turns of a few steps.
 
 A rung is a worker program under torchrun, ours or a peer's.  It reads a JSON config, trains when its turn comes
-(bench/peers/turns.py) and writes a JSON report.  All rungs are alive at once, so that a noisy minute of the machine affects all
-of them; between its turns a rung is stopped.
+(bench/peers/turns.py) and writes a JSON report.  All rungs are alive at once, so that a noisy minute of the machine
+affects all of them; between its turns a rung is stopped.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def run_ladder(
     link: str | None = None,
     disk: str | None = None,
 ) -> dict[str, Any]:
-    """Starts all rungs, then lets each train once per round.  Returns step times, their spread and ratios for each rung.
+    """Starts all rungs, then lets each train once per round.  Returns their step times, spread and ratios.
 
-    `link`: the rate of links in a lab with one worker per host; None: all workers on loopback.  `disk`: the rates of each host's
-    disk; None: as fast as the machine's.
+    `link`: the rate of links in a lab with one worker per host; None: all workers on loopback.  `disk`: the rates of
+    each host's disk; None: as fast as the machine's.
     """
     rungs = [rung for rung in ladder.rungs if rung.peer is None or rung.peer in peers]
     for peer in peers:
@@ -198,7 +198,7 @@ class RunningRung:
 
 
 def cause(log: str) -> str:
-    """The line of a log that explains a failed launch best: a worker's own error, what ended a worker, or the last line."""
+    """The line that explains a failed launch best: a worker's own error, what ended a worker, or the last line."""
     lines = [line.strip() for line in log.splitlines() if _WORD.search(line)]
     errors = [line for line in lines if _ERROR.match(line)]
     lost = [line for line in errors if "PeerLost" in line]  # a consequence of another worker's error
@@ -222,7 +222,7 @@ def cores_of_hosts(hosts: int) -> list[set[int] | None]:
 
 
 def _prepare_child(cores: set[int] | None, disks: Disks | None, host: int) -> None:
-    """In the child: ends it with its ladder, so that it does not wait forever for stopped workers; then cores and disk."""
+    """Runs in the child.  It must end with its ladder, or it would wait forever for workers that are stopped."""
     _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
     if cores is not None:
         os.sched_setaffinity(0, cores)

@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --nproc-per-node 2 -m nestpipe.lab.worker --config FILE.json --out FILE.json
 
-Samples come from bench/peers/same_samples.py and turns from bench/peers/turns.py, which peers read too.  To run it by hand,
-create the files turn-0 to turn-12 beside --out first (bench/peers/README.md).
+Samples come from bench/peers/same_samples.py and turns from bench/peers/turns.py, which peers read too.  To run it by
+hand, create the files turn-0 to turn-12 beside --out first (bench/peers/README.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nestpipe.comm.world import World
 from nestpipe.lab.limits import leave_out
 from nestpipe.lab.settings import PEERS, RungSettings, read_settings
 from nestpipe.lab.summary import StageReport, mean_report
-from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, Workload
+from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, RungWorkload
 from nestpipe.models.timed import Timed
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.sparse.batch_context import BatchContext
@@ -42,7 +42,7 @@ def run(settings: RungSettings, world: World, same: Any, turns: Any, folder: Pat
     """Warms up, then trains the timed steps turn by turn.  Returns this worker's figures."""
     config, options = settings.workload, settings.options
     torch.manual_seed(config["seed"])
-    workload: Workload
+    workload: RungWorkload
     workload = DLRMWorkload(config, options, same) if options.kind == "dlrm" else HSTUWorkload(config, options)
     pipeline = make_pipeline(settings, workload.model(), world)
     workload.fill_tables(pipeline)
@@ -57,7 +57,7 @@ def run(settings: RungSettings, world: World, same: Any, turns: Any, folder: Pat
     losses = [step() for _ in range(config["warmup"])]
     saving = Saving(pipeline, options.checkpoint_every, folder / "checkpoints")
     turns.done(0)
-    taken: list[Turn] = []
+    taken: list[TimedTurn] = []
     before = disk_rows(pipeline)
     for turn in range(1, config["turns"] + 1):
         turns.wait(turn)
@@ -104,7 +104,7 @@ def make_pipeline(settings: RungSettings, model: nn.Module, world: World) -> Tra
 
 
 def launch_ahead(pipeline: TrainPipeline, model: Timed) -> None:
-    """Starts the stand-in's micro-batch once its rows and the last dense step are there, as events let a stream start."""
+    """Starts the stand-in's micro-batch when its rows and the last dense step are there, as events start a stream."""
     spans, compute = pipeline.timeline.spans, pipeline.stage("compute")
 
     def launched(context: BatchContext, micro: int) -> None:
@@ -136,7 +136,7 @@ class Saving:
 
 
 @dataclass
-class Turn:
+class TimedTurn:
     """What one worker measured in one turn."""
 
     step_s: list[float]
@@ -148,7 +148,7 @@ class Turn:
     bytes_sent: int
 
 
-def take_turn(pipeline: TrainPipeline, step: Callable[[], float], saving: Saving, steps: int) -> Turn:
+def take_turn(pipeline: TrainPipeline, step: Callable[[], float], saving: Saving, steps: int) -> TimedTurn:
     pipeline.timeline.restart()
     sent = pipeline.traffic.bytes_sent
     if pipeline.world.size > 1:
@@ -163,7 +163,7 @@ def take_turn(pipeline: TrainPipeline, step: Callable[[], float], saving: Saving
     # Checkpoints and read-ahead count: they must not run on for free while other rungs have their turn.
     saving.finish()
     pipeline.settle()
-    return Turn(
+    return TimedTurn(
         [end - begin for begin, end in itertools.pairwise(ends)],
         losses,
         stages,

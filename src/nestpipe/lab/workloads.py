@@ -20,7 +20,7 @@ from nestpipe.models.timed import Timed, TimedConfig
 from nestpipe.pipeline import TrainPipeline
 
 
-class Workload(Protocol):
+class RungWorkload(Protocol):
     """Made from `RungSettings.workload` and `.options`."""
 
     def model(self) -> nn.Module: ...
@@ -32,7 +32,7 @@ class Workload(Protocol):
 
 
 class DLRMWorkload:
-    """One-hot features with power-law ids.  Peers have the same samples, first rows and dense weights (same_samples.py)."""
+    """One-hot features with power-law ids; samples, first rows and dense weights are those of the peers."""
 
     def __init__(self, config: dict[str, Any], options: WorkerOptions, same: Any) -> None:
         self._config, self._options, self._same = config, options, same
@@ -71,7 +71,7 @@ class DLRMWorkload:
 
 
 class HSTUWorkload:
-    """Histories of one length.  Users have one of `groups` interests, each with power-law items; negatives are uniform."""
+    """Histories of one length.  Users have one of `groups` interests with power-law items; negatives are uniform."""
 
     def __init__(self, config: dict[str, Any], options: WorkerOptions) -> None:
         self._config, self._options = config, options
