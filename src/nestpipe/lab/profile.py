@@ -178,7 +178,7 @@ class _Turns:
             store.close()
 
     def _build(self, variant: Variant) -> TrainPipeline:
-        section = replace(self._recipe.pipeline, schedule=variant.schedule, micro_batches=variant.micro_batches)
+        section = self._recipe.pipeline.changed(schedule=variant.schedule, micro_batches=variant.micro_batches)
         pipeline = make_pipeline(replace(self._recipe, pipeline=section), self._source, self._world, empty=True)
         if variant.only is not None:
             leave_out(pipeline, variant.only)
