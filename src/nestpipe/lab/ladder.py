@@ -1,4 +1,4 @@
-"""A ladder: rungs of one workload, each of which changes one thing, and how to compare them (bench/*.toml)."""
+"""A ladder: rungs of one workload, each changing one thing, and how to compare them (bench/*.toml)."""
 
 from __future__ import annotations
 
