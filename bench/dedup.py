@@ -1,12 +1,13 @@
-"""dedup beside torch.unique, one thread each, on 212,992 power-law keys (26 features x 8,192, 100,000 ids each, exponent 1.05).
+"""Measures dedup against torch.unique, one thread each, on 212,992 power-law keys.
 
     python bench/dedup.py [--repeats 60] [--at-least 6]
 
-Three layouts: each feature's ids in a range of its own ("offset"), all in the same range ("plain"), and scattered over all 64
-bits by a bijection ("scrambled").  torch and dedup take turns.  The first dedup after torch finds the caches full of torch's
-data ("in turns"); the one right after it finds them warm ("again").  Time is the calling thread's CPU time, for both run on that
-thread alone, and a longer call is interrupted more often by whatever else the machine does: by the wall clock the ratio would
-grow with the load.  `best` is the ratio of the two minima, the spread that of the quartiles of all turns.
+The keys are 26 features x 8,192 samples with 100,000 ids each and exponent 1.05, in three layouts: each feature's ids
+in a range of its own ("offset"), all in the same range ("plain"), and scattered over all 64 bits by a bijection
+("scrambled").  torch and dedup take turns.  The first dedup after torch finds the caches full of torch's data ("in
+turns"); the next one finds them warm ("again").  Times are CPU times of the calling thread, which does all the work.
+Wall-clock times would grow with the load of the machine, and more so for the longer call.  `best` is the ratio of the
+two minima; the spread is the quartiles over all turns.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def layouts(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def check(keys: np.ndarray) -> int:
-    """dedup gives what numpy gives by sorting; returns the number of unique keys."""
+    """Compares dedup with numpy's sort; returns the number of unique keys."""
     unique, inverse = dedup(keys)
     _, first = np.unique(keys, return_index=True)
     np.testing.assert_array_equal(unique, keys[np.sort(first)])
@@ -54,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=60, help="turns per layout")
     parser.add_argument(
-        "--at-least", type=float, default=0.0, help="exit with 1 where a best ratio, caches warm, is below this"
+        "--at-least", type=float, default=0.0, help="exit with 1 if a best ratio with warm caches is below this"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)

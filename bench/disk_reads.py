@@ -1,11 +1,11 @@
-"""Reads of cold random rows from the disk tier: rows/s and CPU, through io_uring and through threads.
+"""Measures reads of cold random rows from the disk tier, with io_uring and with threads: rows/s and CPU.
 
     python bench/disk_reads.py [--path DIR] [--gb 2] [--rows 10000] [--repeats 10] [--dim 124]
 
-Fills one table per way of reading with rows of 512 bytes (dim 124 and 16 bytes of header), then retrieves random keys that were
-not read before, in turn.  The files are opened past the page cache, so this machine's memory holds none of it; what a disk or a
-hypervisor caches is not known here.  The files have no name and are gone when the program ends.  Rates are whole calls of
-`retrieve`: index, sort, read, check, copy.  CPU is process time of all threads; interrupts come on top.
+Fills one table per way of reading with rows of 512 bytes (dim 124 and 16 bytes of header).  Then retrieves random keys
+that were not read before, with both in turn.  The files bypass the page cache, so the machine's memory holds none of
+their rows; a disk or a hypervisor may.  The files have no name and are gone when the program ends.  Rates are those of
+whole `retrieve` calls: index, sort, read, check, copy.  CPU is the process time of all threads, without interrupts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH = 50_000
 
 
 def fill(store: TieredRowStore, rows: int) -> None:
-    """Rows 0..rows-1, in batches; all but the last few go straight to disk."""
+    """Writes rows 0 to rows-1 in batches; all but the last few go straight to disk."""
     rng = np.random.default_rng(0)
     values = rng.random((BATCH, store.group.dim), np.float32)
     tables, state = np.zeros(BATCH, np.uint16), np.zeros((BATCH, 0), np.float32)

@@ -1,10 +1,10 @@
-"""One training run that is killed again and again, and resumed each time: is its digest that of a run that nobody touched?
+"""Kills a training run again and again and resumes it each time, and compares its digest with that of an untouched run.
 
     python bench/kills.py [--kills 100] [--seed 1]
 
-SIGKILL comes at a random moment: while processes start, while they read a checkpoint, in mid-step, while a checkpoint is written
-or old ones are removed.  It hits all processes, one worker, or the launcher alone.  From life to life the schedule and the tier
-(DRAM or disk) change, which must not change a bit.
+SIGKILL comes at a random moment: while processes start, while they read a checkpoint, in mid-step, while a checkpoint
+is written or old ones are removed.  It hits all processes, one worker, or only the launcher.  Each life may have
+another schedule and another tier (DRAM or disk), which must not change a bit.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Life:
     """One start of the run, until it ends or is killed."""
 
     def __init__(self, run: Path, steps: int, random_: random.Random | None = None) -> None:
-        """`random_` draws the schedule and the tier; None: serial, in DRAM."""
+        """`random_` draws the schedule and the tier; None means serial, in DRAM."""
         self.run = run
         self.begins_at = newest(run)
         self._log_before = file_number(run / "metrics.jsonl")
@@ -93,7 +93,7 @@ class Life:
         return self.process.poll() is not None
 
     def step(self) -> int:
-        """The last step that this life has logged; it replaces the log, without steps after that which it goes on from."""
+        """The last step that this life has logged; 0 until it has replaced the log of the life before."""
         return 0 if file_number(self.run / "metrics.jsonl") == self._log_before else last_step(self.run)
 
     def said(self) -> str:
@@ -104,7 +104,7 @@ class Life:
         return sorted(children(self.process.pid))
 
     def kill(self, target: str) -> None:
-        """SIGKILL, then until no process of this life is left."""
+        """Sends SIGKILL and waits until no process of this life is left."""
         workers = self.workers()
         killed = [self.process.pid, *workers]
         if target == "launcher":
@@ -124,7 +124,7 @@ def kill_and_resume(
     tell: Callable[[str], None] = lambda line: None,
     steps_a_life: int = STEPS_A_LIFE,
 ) -> Outcome:
-    """Trains once untouched and once with `kills` kills, each in a folder of its own below `folder`."""
+    """Trains once untouched and once with `kills` kills, each in its own folder below `folder`."""
     lives: list[Life] = []
 
     def begin(life: Life) -> Life:
@@ -153,7 +153,7 @@ def _kill_and_resume(
     while done < kills:
         life = begin(Life(run, steps, drawn))
         target = drawn.choice(TARGETS)
-        # Near the end only kills that take no step: the run must not be over before all of them are done.
+        # Near the end only moments before the first step: the run must not end before all kills are done.
         moment = drawn.choice(MOMENTS if life.begins_at < steps - 40 else ("starting", "reading"))
         committed = newest(run)
         ready = _wait_for(life, moment, drawn, steps_a_life, ready)
@@ -166,7 +166,7 @@ def _kill_and_resume(
         if newest(run) < committed:
             problems.append(f"kill {done}: the last checkpoint was of step {committed} and is of {newest(run)}")
         if newest(run) == 0:
-            shutil.rmtree(run, ignore_errors=True)  # nothing was saved yet: it begins anew
+            shutil.rmtree(run, ignore_errors=True)  # nothing was saved yet: start over
         left = (time.monotonic() - began) / done * (kills - done)
         tell(
             f"kill {done:3} of {kills}  {life.what:11}  {moment:8} {target:8}  step {last_step(run):5} of {steps}, "
@@ -187,7 +187,7 @@ def _kill_and_resume(
 
 
 def _wait_for(life: Life, moment: str, drawn: random.Random, steps_a_life: int, ready: float) -> float:
-    """Until the moment has come, or the life is over; returns after how many seconds a life takes its first step."""
+    """Waits for the moment, or for the end of the life.  Returns the seconds until a life takes its first step."""
     if moment == "starting":
         _sleep(life, drawn.random() * 0.5 * ready)
         return ready
@@ -204,7 +204,7 @@ def _wait_for(life: Life, moment: str, drawn: random.Random, steps_a_life: int, 
         time.sleep(drawn.random() * 0.1)
     else:
         pattern = f".{moment}-*"
-        end_of_patience = time.monotonic() + 1.0  # it is there for a few milliseconds, every few steps
+        end_of_patience = time.monotonic() + 1.0  # the folder exists for a few milliseconds, every few steps
         while not life.over() and not any(folder.glob(pattern)) and time.monotonic() < end_of_patience:
             pass
         time.sleep(drawn.random() * 0.01)
@@ -212,21 +212,21 @@ def _wait_for(life: Life, moment: str, drawn: random.Random, steps_a_life: int, 
 
 
 def _sleep(life: Life, seconds: float) -> None:
-    """Until the life takes its first step, at most: on a machine that has become faster it would train to the end meanwhile."""
+    """Sleeps, at most until the first step: if the machine has become faster, the life could train to its end."""
     until_then = time.monotonic() + seconds
     while time.monotonic() < until_then and not life.over() and life.step() <= life.begins_at:
         time.sleep(0.01)
 
 
 def newest(run: Path) -> int:
-    """The step of the last committed checkpoint; 0 where there is none."""
+    """The step of the last committed checkpoint, or 0."""
     return max(
         (int(path.name[5:]) for path in (run / "checkpoints").glob("step-*") if (path / "COMMIT").exists()), default=0
     )
 
 
 def logged(run: Path) -> list[int]:
-    """Steps whose loss is in the log."""
+    """All steps with a loss in the log."""
     log = run / "metrics.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     found = []
@@ -241,7 +241,7 @@ def logged(run: Path) -> list[int]:
 
 
 def last_step(run: Path) -> int:
-    """Of the last whole line of the log that has one."""
+    """The step of the last complete line of the log."""
     try:
         with (run / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -301,7 +301,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--path", default=tempfile.gettempdir(), help="a directory for the runs")
+    parser.add_argument("--path", default=tempfile.gettempdir(), help="directory for the runs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nestpipe-kills-", dir=args.path) as folder:
         outcome = kill_and_resume(Path(folder), args.kills, args.seed, lambda line: print(line, flush=True))

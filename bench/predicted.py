@@ -1,9 +1,9 @@
-"""Is the simulator right?  Step times that a calibrated profile predicts, beside measured ones that it was not made from.
+"""Checks the simulator: step times that a calibrated profile predicts, against measurements that it was not made from.
 
     python bench/predicted.py lab.toml [--workers 2 3 4] [--links 500mbit 1gbit] [--rounds 5]      (root, two minutes)
 
-`lab.toml` comes from `nestpipe simulate --calibrate lab.toml`: two serial rungs on two hosts with 250 mbit links.  Here `nested`
-runs on more workers and faster links.  Exits with 1 if a prediction is more than 15 % off.
+`nestpipe simulate --calibrate lab.toml` makes `lab.toml` from two serial rungs on two hosts with 250 mbit links.  This
+program runs `nested` on more workers and faster links.  Exits with 1 if a prediction is more than 15 % off.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A long run on the disk tier with tables that grow and every read verified: is memory flat, is any read stale?
+"""Trains long on the disk tier with growing tables, verifies every read, and checks that memory stays flat.
 
     python bench/soak.py [--minutes 30] [--schedule dbp] [--path DIR]
 
-Compute sleeps (the `timed` model), everything else is real.  Memory is worker 0's without what its tables and the ledger of
-versions say they use: those grow with every new key, by its index entry and its whereabouts.  It is looked at every ten seconds
-or so, after a run has given back what malloc held for nothing.  Three things must not be more than 2 % higher in the last third
-of the time than in the second: the median of resident memory, its highest, and the median of what is in use by malloc's own
-account, without the indexes of tables, which lie in it (rows and keys do not).
+Compute sleeps (the `timed` model); everything else is real.  Memory is that of worker 0 without its tables and the
+ledger of versions, which grow with every new key.  It is sampled about every ten seconds, after the run has trimmed the
+heap.  Three figures may be at most 2 % higher in the last third of the time than in the second: the median of resident
+memory, its maximum, and the median of malloc's memory in use without the indexes of tables (rows and keys are not in
+malloc's heap).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--schedule", default="dbp")
-    parser.add_argument("--path", default=tempfile.gettempdir(), help="a directory on the disk to use")
+    parser.add_argument("--path", default=tempfile.gettempdir(), help="directory on the disk to use")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nestpipe-soak-", dir=args.path) as folder:
         run = Path(folder) / "run"
@@ -47,7 +47,7 @@ def main() -> int:
             return watch(process, run / "metrics.jsonl", time.monotonic() + 60 * args.minutes)
         finally:
             if process.poll() is None:
-                process.terminate()  # not SIGINT, which a shell's background job is told to ignore
+                process.terminate()  # not SIGINT, which background jobs of a shell ignore
                 process.wait(30)
 
 
@@ -56,7 +56,7 @@ def watch(process: subprocess.Popen[bytes], metrics: Path, until: float) -> int:
     while time.monotonic() < until:
         time.sleep(2)
         if process.poll() is not None:
-            print(f"the run ended by itself with exit code {process.returncode}: a failure")
+            print(f"failed: the run ended early with exit code {process.returncode}")
             return 1
         lines = read(metrics)
         if len(lines) // 20 > told:
@@ -76,7 +76,7 @@ def watch(process: subprocess.Popen[bytes], metrics: Path, until: float) -> int:
 
 
 def compare(what: str, series: np.ndarray, of: Callable[[np.ndarray], float]) -> float:
-    """By how much it is higher in the last third than in the second."""
+    """How much higher it is in the last third than in the second."""
     middle, last = (float(of(part)) for part in np.array_split(series, 3)[1:])
     print(f"{what}: {middle:.1f} MB in the second third, {last:.1f} in the last ({last / middle - 1:+.1%})")
     return last / middle - 1
@@ -87,7 +87,7 @@ def read(metrics: Path) -> list[dict]:
 
 
 def own(line: dict) -> float:
-    """Resident MB of a process beside its tables and the ledger of versions."""
+    """Resident MB without the tables and the ledger of versions."""
     memory = line["memory"]
     return (memory["resident_bytes"] - memory["table_bytes"] - memory["ledger_bytes"]) / 1e6
 

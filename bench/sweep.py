@@ -1,6 +1,8 @@
-"""What a sweep over many rows costs, by age and under a budget, per million rows; and what a key without a row takes.
+"""Measures eviction sweeps over many rows, by age and under a budget, and the cost of a key without a row.
 
-Times are CPU times of the one thread that does it all, so that it does not matter what else the machine does.
+    python bench/sweep.py [--rows 5000000] [--rounds 5]
+
+Times are CPU times of the one thread that does all the work, so that the load of the machine does not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from nestpipe.tables.store import RowStore
 
 BATCH = 100_000
 SHARE = 0.05
-"""Of the rows that a sweep evicts."""
+"""Share of the rows that a sweep evicts."""
 
 
 def filled(rows: int, dim: int, optimizer: SparseOptimizer) -> RowStore:

@@ -1,10 +1,10 @@
-"""`verify` over a grid: models x optimizers x workers x DRAM or disk x schedules, each 200 steps against serial, bit for bit.
+"""Runs `verify` over a grid: models x optimizers x workers x tiers x schedules, each against serial, bit for bit.
 
     python bench/verify_grid.py [--schedule dbp] [--steps 200] [--workers 1 2 3 4] [--micro 1] [--options plain]
     python bench/verify_grid.py --schedule fwp nested --micro 1 2 4 8 --options all --optimizers rowwise_adagrad --steps 50
 
-Models and batches are small, so that a run is mostly schedule; tables go to disk with room for a few rows in DRAM.  The workers
-of one size are started once and go through all settings; a setting is what `nestpipe verify` does.
+Models and batches are small, so that a run is mostly schedule.  On disk, DRAM has room for a few rows.  For each number
+of workers, processes start once and go through all settings; each setting is one `nestpipe verify`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONS = {
     "early weights": ["pipeline.defer_weight_grads=false"],
     "far ahead": ["pipeline.look_ahead=8", "train.clip_norm=0.05"],
 }
-"""Beside what a schedule does by itself."""
+"""Settings on top of a schedule's own."""
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def go_through(args: argparse.Namespace) -> int:
-    """All settings of one number of workers; the same on each of them."""
+    """Goes through all settings with one number of workers; the same on each of them."""
     from nestpipe.cli.recipes import RECIPES
     from nestpipe.comm.world import World
     from nestpipe.config.recipe import load_recipe
@@ -99,7 +99,7 @@ def go_through(args: argparse.Namespace) -> int:
     world.leave()
     if world.rank == 0:
         print(f"{world.size} workers: {len(grid) - different} of {len(grid)} equal, bit for bit", flush=True)
-    os._exit(1 if different else 0)  # gloo's threads may still be at work when Python takes itself apart
+    os._exit(1 if different else 0)  # gloo's threads may still run while Python shuts down
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The workload every system of the benchmark trains on: same samples, same first rows.
+"""The workload that every system of the benchmark trains on: same samples, same first rows.
 
-Numpy only, so that any environment can read it. Everything here is a pure function of the config (a dict, see DEFAULTS)
-and of (rank, step) or (feature): two processes that ask for the same thing get the same bytes, whichever trainer
-they run.
+Needs only numpy, so that any environment can read it. Everything is a pure function of the config (a dict, see
+DEFAULTS) and of (rank, step) or (feature): all processes get the same bytes, whichever trainer they run.
 """
 
 from functools import lru_cache
@@ -29,7 +28,7 @@ DEFAULTS = {
     "steps": 10,  # per turn
 }
 
-# SeedSequence streams; [seed, rank, step] is the samples' own, so these have to be of another length.
+# SeedSequence streams. Samples use [seed, rank, step], so these need another length.
 _PERMUTE, _PLANT, _ROWS = 1, 2, 3
 
 
@@ -57,7 +56,7 @@ def first_rows(config: dict, feature: int) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _world(seed: int, features: int, ids: int, zipf: float, dense_features: int):
-    """What stays from batch to batch: popularity, which id is how popular, and the truth behind the labels."""
+    """What all batches share: popularity, the ids by popularity, and the truth behind the labels."""
     weight = np.arange(1, ids + 1, dtype=np.float64) ** -zipf
     cdf = np.cumsum(weight)
     cdf /= cdf[-1]  # ends in exactly 1.0 and random() < 1, so searchsorted stays inside

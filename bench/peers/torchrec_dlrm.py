@@ -1,8 +1,9 @@
-"""TorchRec's DLRM on the benchmark's samples: one worker, started under torchrun, gloo, CPU, one thread.
+"""Trains TorchRec's DLRM on the benchmark's samples: one worker under torchrun, with gloo, on the CPU, in one thread.
 
     python -m torch.distributed.run --nproc-per-node 2 bench/peers/torchrec_dlrm.py --config FILE.json --out FILE.json
 
-TorchRec is run as shipped, with table-wise sharding. One thing can be changed, by `pieces_kb`: see `cut_all_to_all`.
+TorchRec runs as shipped, with table-wise sharding. Two settings change it: `pieces_kb` (see `cut_all_to_all`), and
+`our_interaction`, which computes the feature interaction with NestPipe's operation.
 """
 
 import argparse
@@ -42,7 +43,7 @@ PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}
 
 
 def read_config(path: Path) -> dict:
-    """The file's values over the defaults; a key that nobody reads is an error, not a silent default."""
+    """The file's values over the defaults; an unknown key is an error."""
     given = json.loads(path.read_text())
     config = {**DEFAULTS, "pipeline": "sparse", "pieces_kb": None, "our_interaction": False, **given}
     unknown = set(config) - set(DEFAULTS) - {"pipeline", "pieces_kb", "our_interaction"}
@@ -63,7 +64,7 @@ def read_config(path: Path) -> dict:
 
 @dataclass
 class Batch(Pipelineable):
-    """What TorchRec's pipelines want of a batch. On the CPU there is nothing to move, pin or record."""
+    """A batch for TorchRec's pipelines. On the CPU there is nothing to move, pin or record."""
 
     dense: torch.Tensor
     sparse: KeyedJaggedTensor
@@ -80,10 +81,10 @@ class Batch(Pipelineable):
 
 
 def batches(config: dict, rank: int):
-    """Endless batches out of a pool made here and now.
+    """Endless batches from a pool made in this call.
 
-    The KeyedJaggedTensor is new each time, so that none comes with the lengths and offsets TorchRec computed and
-    kept the last time round: a real reader would not bring them either.
+    Each KeyedJaggedTensor is new, as a reader's would be: it does not carry lengths and offsets that TorchRec computed
+    before.
     """
     names = [f"f{f}" for f in range(config["features"])]
     lengths = torch.ones(config["features"] * config["batch"], dtype=torch.int32)
@@ -135,7 +136,7 @@ class DLRM(nn.Module):
         self.loss = nn.BCEWithLogitsLoss()
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        # The all-to-all is under way from here, and .values() waits for it: the bottom MLP goes in between.
+        # The all-to-all starts here and .values() waits for it: the bottom MLP runs in between.
         coming = self.embeddings(batch.sparse)
         bottom = self.bottom(batch.dense)
         rows = coming.values().view(-1, self.features, self.dim)
@@ -152,17 +153,16 @@ class DLRM(nn.Module):
 
 @torch.no_grad()
 def fill_rows(config: dict, feature: int, table: torch.Tensor) -> torch.Tensor:
-    """TorchRec calls this on every worker; where the table lives elsewhere it is empty."""
+    """Called by TorchRec on every worker; the table is empty on workers that do not own it."""
     return table.copy_(torch.from_numpy(first_rows(config, feature))) if table.numel() else table
 
 
 def shard(config: dict) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """Tables table-wise in blocks (0..12 on worker 0, 13..25 on worker 1), the dense part replicated by DDP.
 
-    The plan is written out, not searched: tables are all alike, so blocks are balanced, and with blocks in feature
-    order the output columns are already in feature order, with no permute on TorchRec's side of the comparison. The
-    kernel has to be named: a hand-made plan with the optimizer in `fused_params` defaults to `dense`, which leaves
-    the tables out of the fused row-wise Adagrad.
+    The plan is explicit: all tables have the same size, so blocks are balanced, and blocks in feature order put the
+    output columns in feature order, which saves TorchRec a permute. The kernel has to be named: an explicit plan with
+    the optimizer in `fused_params` defaults to `dense`, which leaves the tables out of the fused row-wise Adagrad.
     """
     workers, features = dist.get_world_size(), config["features"]
     sharder = EmbeddingBagCollectionSharder(
@@ -216,14 +216,14 @@ class Pieces:
 def cut_all_to_all(piece_bytes: int, checked_calls: int = 100) -> None:
     """Replace torch.distributed.all_to_all_single: no message between two workers is larger than `piece_bytes`.
 
-    gloo moves a large all-to-all half-duplex over a shaped link; small ones in flight together use both directions. Our
-    own exchange is cut this way, so a comparison with TorchRec is owed this variant, too.
+    gloo moves a large all-to-all half-duplex over a shaped link; several small ones in flight use both directions.
+    NestPipe's own exchange is cut this way, so a fair comparison shows TorchRec with it, too.
 
-    Each piece goes from every worker to the one `shift` further on, so it is one slice of input and output and
-    nothing is packed or copied. All workers have to make the same number of calls. Each derives it from its own
-    largest split, sent or received. That is the same on all as long as batches are equal and features one-hot: in
-    each exchange a worker has one split per table owner, in proportion to the owner's tables, and the largest
-    owner's counts. The first calls check it on a group of their own.
+    Each piece goes from every worker to the one `shift` ranks further on, so that it is one slice of input and output
+    and nothing is packed or copied. All workers must make the same number of calls. Each derives it from its own
+    largest split, sent or received. These are equal as long as batches have the same size and features are one-hot: a
+    worker has one split per table owner, in proportion to the owner's tables, and the largest owner's counts. The first
+    calls check this on a process group of their own.
     """
     whole, rank, workers = dist.all_to_all_single, dist.get_rank(), dist.get_world_size()
     side = dist.new_group(backend="gloo")
@@ -260,7 +260,7 @@ def cut_all_to_all(piece_bytes: int, checked_calls: int = 100) -> None:
 
 
 def train(config: dict, turns: Turns) -> dict:
-    """Warm up, then the timed steps, turn by turn. Returns this worker's figures."""
+    """Warms up, then trains the timed steps turn by turn. Returns this worker's figures."""
     model, optimizer = shard(config)
     data = batches(config, dist.get_rank())
     pipeline = PIPELINES[config["pipeline"]](model, optimizer, CPU)
@@ -273,7 +273,7 @@ def train(config: dict, turns: Turns) -> dict:
     step_s, window_s, cpu_s = [], [], []
     for turn in range(1, config["turns"] + 1):
         turns.wait(turn)
-        losses.append(pipeline.progress(data))  # finds the caches full of others' data: not timed
+        losses.append(pipeline.progress(data))  # finds the caches full of other rungs' data: not timed
         dist.barrier()
         cpu, start = time.process_time(), time.perf_counter()
         step_s.append([])
@@ -287,9 +287,8 @@ def train(config: dict, turns: Turns) -> dict:
         cpu_s.append(time.process_time() - cpu)
         turns.done(turn)
 
-    # Train what the pipeline has already read, untimed, so that nobody leaves with an all-to-all in flight. One run
-    # of some 40 aborted on its way out before this was here, none of some 40 since; whether this was the cause is
-    # not known.
+    # Train what the pipeline has already read, untimed, so that no worker leaves with an all-to-all in flight. Without
+    # this, one run in about 40 aborted on exit, and with it none of about 40; whether this was the cause is not known.
     nothing = iter(())
     with contextlib.suppress(StopIteration):
         while True:
@@ -322,7 +321,7 @@ def report(config: dict, ranks: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="the report; its folder is where turns are given")
+    parser.add_argument("--out", type=Path, required=True, help="file for the report; turns are given in its folder")
     arguments = parser.parse_args()
     config = read_config(arguments.config)
 
@@ -339,4 +338,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # gloo's threads may still be at work when Python takes itself apart, which aborts one run in fifty
+    os._exit(0)  # gloo's threads may still run while Python shuts down, which aborts one run in fifty

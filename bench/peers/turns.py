@@ -1,10 +1,10 @@
 """Turns: the workers of all rungs are alive at once, and one rung at a time trains a few steps.
 
-A machine that others use too is fast in one minute and slow in the next.  Rungs that take turns of a second or two meet the same
-minutes, so that ratios within a round mean something.  The ladder makes the file turn-K in a rung's folder, its workers train,
-and each answers with done-K-RANK.  Between its turns it stops them by signal, for which they leave pid-RANK: threads that wake
-a hundred times a second to look for messages would take a tenth of the machine from the rung whose turn it is.  Standard
-library only: every peer's environment reads this.
+A shared machine is fast in one minute and slow in the next.  Rungs that take turns of a second or two see the same
+minutes, so that ratios within a round mean something.  The ladder creates the file turn-K in a rung's folder, the
+workers train, and each answers with done-K-RANK.  Between turns the ladder stops them with a signal, for which they
+write pid-RANK: their threads look for messages a hundred times a second and would take a tenth of the machine from the
+rung that trains.  Needs only the standard library, as every peer's environment reads this.
 """
 
 import ctypes
@@ -15,15 +15,13 @@ import time
 from pathlib import Path
 
 PATIENCE_SECONDS = 900.0
-"""A worker whose turn does not come for so long ends: whoever made the turns is gone."""
+"""A worker that waits longer for its turn ends: the ladder is gone."""
 _POLL_SECONDS = 0.01
-
-
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Linux: the kernel ends this process when its parent ends, even where it has been stopped."""
+    """On Linux, makes the kernel end this process when its parent ends, even if it is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -36,7 +34,7 @@ class Turns:
         (self.folder / f"pid-{rank}").write_text(str(os.getpid()))
 
     def wait(self, turn: int) -> None:
-        """Until this rung's turn comes.  Costs next to no CPU meanwhile."""
+        """Waits until this rung's turn comes, with next to no CPU."""
         until = time.monotonic() + PATIENCE_SECONDS
         while not (self.folder / f"turn-{turn}").exists():
             if time.monotonic() > until or os.getppid() == 1:

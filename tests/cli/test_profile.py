@@ -37,9 +37,9 @@ def test_two_workers_are_measured_and_told(tmp_path: Path) -> None:
         assert sum(variant["exposed_ms"].values()) == pytest.approx(variant["step_ms"])
     by_name = {variant["name"]: variant for variant in result["variants"]}
     assert by_name["serial N=1"]["bytes_sent"] > by_name["compute alone"]["bytes_sent"]
-    assert set(result["limits_ms"]) == {"compute", "wire", "lookup"} and result["disk"] is None
-    assert result["outcome"] and result["changes"] and result["storage_ms"] > 0
-    assert any("begun again" in note for note in result["notes"])
+    assert all(result["limits_ms"][what] > 0 for what in ("compute", "wire", "storage")) and result["dram_rows"] is None
+    assert result["outcome"] and result["changes"]
+    assert any("started again" in note for note in result["notes"])
     assert all(words in ended.out for words in [*names, *result["outcome"], result["changes"][0]["text"]])
     assert not [path for path in tmp_path.iterdir() if path.is_dir() and path.name.startswith("runs")]
 
@@ -52,8 +52,8 @@ def test_one_worker_with_a_disk_tier(tmp_path: Path) -> None:
     result = ended.summary()
     names = [variant["name"] for variant in result["variants"]]
     assert names == ["dbp N=1", "serial N=1", "compute alone"]
-    assert result["disk"]["dram_rows"] == 100 and result["disk"]["rows"] > 100 and result["disk"]["read"] > 0
-    assert any(sentence.startswith("All2All: none") for sentence in result["outcome"])
+    assert result["dram_rows"] == 100, "the tables did not fit"
+    assert result["limits_ms"]["wire"] == 0 and not any("All2All" in sentence for sentence in result["outcome"])
     assert "what to change" in ended.err and not list((tmp_path / "tier").iterdir())
 
 

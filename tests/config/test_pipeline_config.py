@@ -17,7 +17,7 @@ from nestpipe.config import build as building
 from nestpipe.config.build import RecipeError, build
 from nestpipe.config.pipeline import SCHEDULES, PipelineConfig
 from nestpipe.config.recipe import SECTIONS
-from nestpipe.lab.worker import pipeline_config
+from nestpipe.lab.settings import read_settings
 from nestpipe.schedule import BUILDERS
 from nestpipe.schedule.options import DEFAULT, Options, Workload, resolve
 
@@ -49,7 +49,7 @@ def test_every_way_in_has_the_same_defaults() -> None:
     assert SECTIONS["pipeline"] is PipelineConfig
     assert build(PipelineConfig, {}, "pipeline") == default
     assert pipeline().config == default
-    assert pipeline_config({"kind": "dlrm", "batch": 2048}) == default
+    assert read_settings({"kind": "dlrm", "batch": 2048}).pipeline == default
     assert resolve(default, Workload()) == DEFAULT
     for field in fields(Options):
         if KNOBS.get(field.name) is not None:

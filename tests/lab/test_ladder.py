@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from nestpipe.cli.main import main
+from nestpipe.config.pipeline import PipelineConfig
 from nestpipe.lab.ladder import BenchError, Best, Hides, Ladder, Mix, Rung, ladders, load_ladder
 from nestpipe.lab.network import LabError, Network, known, remove_abandoned
 from nestpipe.lab.running import RunningRung, cause, cores_of_hosts, run_ladder
+from nestpipe.lab.settings import WorkerOptions, read_settings
 from nestpipe.lab.summary import summarise
 
 
@@ -260,6 +262,61 @@ def test_shipped_ladders_can_be_read(name: str) -> None:
     assert shipped.best is None or {shipped.best.rung, *shipped.best.of} <= names
 
 
+LADDER = """
+title = "t"
+worker = "nestpipe.lab.worker"
+[workload]
+batch = 64
+[[rungs]]
+name = "one"
+set = { schedule = "nested", compute_ms = 5 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("schedule =", "shedule =", ["ladder 'mine', rung 'one'", "unknown key 'shedule': did you mean 'schedule'?"]),
+        ('"nested"', '"nestde"', ["rung 'one'", "pipeline.schedule must be one of serial, dbp"]),
+        ("compute_ms = 5", "look_ahead = 1.5", ["rung 'one'", "pipeline.look_ahead must be a whole number"]),
+        ("compute_ms = 5", 'only = "disk"', ["rung 'one'", "only must be", "'compute', 'wire'"]),
+        ("compute_ms = 5", 'only = "wire", micro_batches = "auto"', ["rung 'one'", "micro_batches must be a number"]),
+        ("compute_ms = 5", "items = 5", ["rung 'one'", "unknown key 'items'"]),
+        ("batch = 64", 'batch = "64"', ["batch must be a whole number"]),
+        ("worker =", "workers = true\nworker =", ["mine.workers must be a whole number"]),
+        ("[workload]", "[best]\nrung = 'one'\n[workload]", ["mine.best.of is missing"]),
+        ("name =", "nmae =", ["mine.rungs[0].nmae"]),
+    ],
+)
+def test_a_mistake_in_a_ladder_is_one_line(
+    old: str,
+    new: str,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Promise: `nestpipe bench` names the rung and the key before anything starts; nothing is silently ignored."""
+    monkeypatch.setattr("nestpipe.lab.ladder.LADDERS", tmp_path)
+    (tmp_path / "mine.toml").write_text(LADDER)
+    assert load_ladder("mine").rungs == [Rung("one", {"schedule": "nested", "compute_ms": 5})]
+    (tmp_path / "mine.toml").write_text(LADDER.replace(old, new, 1))
+    assert main(["bench", "mine"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and all(word in said for word in words), said
+
+
+def test_settings_of_a_rung() -> None:
+    """The workload that peers share, our worker's options and the pipeline's knobs, each with its defaults; old spellings too."""
+    found = read_settings(
+        {"kind": "hstu", "length": 20, "dram_rows": 7, "micro_batches": [[0, 4]], "late_weights": False}
+    )
+    assert found.workload["length"] == 20 and found.workload["items"] == 1_000_000 and found.workload["seed"] == 1
+    assert found.options == WorkerOptions(kind="hstu", dram_rows=7)
+    assert found.pipeline == PipelineConfig(micro_batches=[[0, 4]], defer_weight_grads=False)
+    assert read_settings({}).workload.keys().isdisjoint({"items", "dram_rows", "schedule"})
+
+
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")),
     reason="network namespaces need root and iproute2",
@@ -344,7 +401,7 @@ def test_lab_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         ("usage: w\nworker.py: error: no such flag\n=====\n", "worker.py: error: no such flag"),
         ("one\ntwo\n\n", "two"),
-        ("", "no word"),
+        ("", "empty log"),
     ],
 )
 def test_a_failed_rung_is_told_by_its_cause(log: str, said: str) -> None:

@@ -1,1 +1,1 @@
-"""Measuring: ladders of rungs run side by side, peers included."""
+"""Measurements: ladders whose rungs run side by side, shaped links and disks, profiles and advice."""

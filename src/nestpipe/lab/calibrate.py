@@ -1,8 +1,9 @@
-"""A profile of this machine for the simulator: two serial rungs, measured on two hosts with a slow link.
+"""Makes a profile of this machine for the simulator from two serial rungs on two hosts with a slow link.
 
-Serial steps have nothing beside each other, so what a stage takes is its own cost.  With one micro-batch and with eight, that
-gives what a batch costs and what a micro-batch adds.  What a byte and a message take is fitted: between two micro-batches a
-shaped link saves up, so that small messages go through faster than its rate, as the simulator knows.
+Stages of a serial step do not overlap, so the time of a stage is its cost.  Steps with one micro-batch and with eight
+tell what a batch costs and what a micro-batch adds.  The costs of a byte and of a message are fitted: between two
+micro-batches a shaped link accumulates credit, so that small messages pass faster than its rate.  The simulator models
+that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from nestpipe.config.toml import toml_value
 from nestpipe.lab.ladder import Ladder, load_ladder
 from nestpipe.lab.network import BURST_BYTES, megabytes_per_ms
 from nestpipe.lab.running import run_ladder
+from nestpipe.lab.settings import read_settings
 from nestpipe.schedule import serial
 from nestpipe.sim.figures import WARMUP, Settings, run
 from nestpipe.sim.profile import read_profile
@@ -24,29 +26,31 @@ from nestpipe.sim.systems import SYSTEMS, System
 
 LADDER = "lab"
 LINK = "250mbit"
-"""Slow, so that the wire is most of a message; what is to be predicted is on faster links."""
+"""Slow, so that the wire is most of a message.  Predictions are for faster links."""
 MB_PER_MS = megabytes_per_ms(LINK)
 KEY_BYTES, FLOAT_BYTES = 8, 4
 
 
 def calibrate(tell: Callable[[float, str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The profile's values, and the ladder's figures that they come from.  Needs root, for the links."""
+    """The values of the profile, and the ladder's figures that they come from.  Shaped links need root."""
     ladder = load_ladder(LADDER).only(["serial N=1", "serial N=8"])
     measured = run_ladder(ladder, [], ladder.rounds, tell, LINK)
     return profile_of(ladder, measured), measured
 
 
 def profile_of(ladder: Ladder, measured: dict[str, Any]) -> dict[str, Any]:
-    workload, rungs = ladder.workload, {rung["name"]: rung for rung in measured["rungs"]}
-    many = next(rung for rung in ladder.rungs if rung.name == "serial N=8").set["micro_batches"]
+    rungs = {rung["name"]: rung for rung in measured["rungs"]}
     one, several = rungs["serial N=1"], rungs["serial N=8"]
+    settings = read_settings({**ladder.workload, **next(r for r in ladder.rungs if r.name == "serial N=8").set})
+    workload, options, many = settings.workload, settings.options, settings.pipeline.micro_batches
+    assert isinstance(many, int) and options.compute_ms is not None
 
     def busy(rung: dict[str, Any], *stages: str) -> float:
         return sum(rung["stages"].get(stage, {}).get("busy_ms", 0.0) for stage in stages)
 
-    # Of a worker's rows the share that others own travels, and their gradients back, and the keys before that.
+    # What travels: keys to other owners, their rows back, and the gradients of these rows to the owners.
     remote = (ladder.workers - 1) / ladder.workers
-    dense_mb = FLOAT_BYTES * workload["dense_parameters"] / 1e6
+    dense_mb = FLOAT_BYTES * options.dense_parameters / 1e6
     sparse_mb = one["bytes_sent"] / 1e6 - 2 * remote * dense_mb
     row_bytes = FLOAT_BYTES * workload["dim"]
     rows_mb = sparse_mb / remote * row_bytes / (2 * row_bytes + KEY_BYTES)
@@ -56,7 +60,7 @@ def profile_of(ladder: Ladder, measured: dict[str, Any]) -> dict[str, Any]:
         if stage in ("embed", "grad", "reduce", "between"):
             continue
         per_micro = max(0.0, (busy(several, stage) - busy(one, stage)) / (many - 1))
-        device = float(workload["compute_ms"]) if stage == "compute" else 0.0
+        device = options.compute_ms if stage == "compute" else 0.0
         sent_ms = keys_mb * remote / MB_PER_MS if stage == "route" else 0.0
         host = max(0.0, busy(one, stage) - device - per_micro - sent_ms)
         stages[stage] = {"host": host, "device": device, "per_micro": per_micro}
@@ -68,7 +72,7 @@ def profile_of(ladder: Ladder, measured: dict[str, Any]) -> dict[str, Any]:
         "groups": 1,
         "reference_workers": ladder.workers,
         "buckets": one["buckets"],
-        "buckets_final": [0.0] * one["buckets"],  # before the stand-in's backward pass begins to take its time
+        "buckets_final": [0.0] * one["buckets"],  # complete before the stand-in's backward pass takes its time
         "machine_cores": float(len(os.sched_getaffinity(0))),
         "network": {
             "mb_per_ms": MB_PER_MS,
@@ -84,15 +88,15 @@ def profile_of(ladder: Ladder, measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_messages(values: dict[str, Any], share: float, message_ms: float) -> dict[str, Any]:
-    """`message_ms` is the host's: copies, system calls, waking up."""
+    """`message_ms` is time of the host: copies, system calls, wake-ups."""
     messages = {stage: {"per_micro": message_ms} for stage in ("embed", "grad")}
     return {**values, "network": {**values["network"], "share": share}, "stages": {**values["stages"], **messages}}
 
 
 def _fit(values: dict[str, Any], one_ms: float, several_ms: float) -> tuple[float, float]:
-    """Share of the link's rate and cost of a message with which simulated serial steps spend on All2All what real ones did.
+    """Fits the share of the link's rate and the cost of a message, so that simulated All2All takes as long as real ones.
 
-    Found by trying, on a grid and then on a finer one around its best point.
+    Searches a grid, then a finer one around its best point.
     """
     several = System("serial", "", serial, True)
 
@@ -114,7 +118,7 @@ def _fit(values: dict[str, Any], one_ms: float, several_ms: float) -> tuple[floa
 
 
 def to_toml(values: dict[str, Any]) -> str:
-    """As `sim.profile` reads it."""
+    """The profile as TOML that `sim.profile` reads."""
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
     lines = ["# Measured by `nestpipe simulate --calibrate`.", *(f"{key} = {_value(v)}" for key, v in plain.items())]
     tables = {"network": values["network"], **{f"stages.{name}": cost for name, cost in values["stages"].items()}}

@@ -1,7 +1,7 @@
-"""`nestpipe bench clustering`: rows that travel per batch, by how samples are divided into micro-batches, and its cost.
+"""`nestpipe bench clustering`: rows sent per batch by how samples are divided into micro-batches, and the cost of that.
 
-Rows are counted on one worker: with dedup per micro-batch the different keys of each micro-batch, added up; with window dedup the
-different keys of the batch, which no division can beat.
+Rows are counted on one worker.  Dedup per micro-batch sends the distinct keys of each micro-batch.  Window dedup sends
+the distinct keys of the batch, which no division can beat.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from nestpipe.data.ratings import read_ratings
 PARTS = (4, 8, 16, 32)
 BATCHES = 5
 WINDOW, LEAST_BEFORE = 50, 10
-"""MovieLens: a sample is the last so many items before a rating, where there are at least so many."""
+"""MovieLens: a sample is the last WINDOW items before a rating, if there are at least LEAST_BEFORE."""
 
 
 def measure(movielens: str | None, tell: Callable[[float, str], None]) -> list[dict[str, Any]]:
-    """One row per kind of data and number of micro-batches."""
+    """Returns one row per kind of data and number of micro-batches."""
     compile_clustering()
     kinds: dict[str, Callable[[np.random.Generator], KeyedJaggedTensor]] = {
         "26 one-hot features, power law, batch 2,048": power_law,
@@ -41,7 +41,7 @@ def measure(movielens: str | None, tell: Callable[[float, str], None]) -> list[d
 
 
 def divide(batches: list[KeyedJaggedTensor], parts: int) -> dict[str, float]:
-    """Means over the batches; milliseconds of CPU are the median."""
+    """Means over the batches, and the median of CPU milliseconds."""
     random_rows, clustered_rows, unique, cpu = [], [], [], []
     for seed, batch in enumerate(batches):
         shuffled = np.random.default_rng(seed).permutation(np.arange(batch.stride()) % parts)
@@ -63,7 +63,7 @@ def divide(batches: list[KeyedJaggedTensor], parts: int) -> dict[str, float]:
 
 
 def rows_sent(batch: KeyedJaggedTensor, part_of: np.ndarray) -> int:
-    """Different (part, feature, key) of a batch."""
+    """Counts the distinct (part, feature, key) of a batch."""
     features, samples = len(batch.keys()), batch.stride()
     sample = np.repeat(np.tile(np.arange(samples), features), batch.lengths().numpy())
     feature = np.repeat(np.repeat(np.arange(features), samples), batch.lengths().numpy())
@@ -77,7 +77,7 @@ def power_law(rng: np.random.Generator) -> KeyedJaggedTensor:
 
 
 def interest_groups(rng: np.random.Generator) -> KeyedJaggedTensor:
-    """Nine of ten items of a history are from the user's own group's 5,000, the others from anywhere."""
+    """Nine of ten items of a history come from the 5,000 items of the user's own group, the others from any."""
     groups, items, samples, length = 200, 5_000, 2048, 50
     own = rng.integers(0, groups, samples)
     group = np.where(rng.random((samples, length)) < 0.9, own[:, None], rng.integers(0, groups, (samples, length)))
@@ -86,7 +86,7 @@ def interest_groups(rng: np.random.Generator) -> KeyedJaggedTensor:
 
 
 def movielens_windows(path: str) -> Callable[[np.random.Generator], KeyedJaggedTensor]:
-    """Batches of random samples, one for every rating with enough before it."""
+    """Draws batches of random samples; every rating with enough items before it makes a sample."""
     ratings = read_ratings(path)
     _, offsets = ratings.by_user()
     begins = np.repeat(offsets[:-1], np.diff(offsets))
@@ -103,7 +103,7 @@ def movielens_windows(path: str) -> Callable[[np.random.Generator], KeyedJaggedT
 
 
 def _ranks(rng: np.random.Generator, count: int, exponent: float, size: int) -> np.ndarray:
-    """Whole numbers from 0 with probability falling by a power of their rank."""
+    """Whole numbers from 0, with a probability that falls by a power of their rank."""
     cumulative = np.cumsum(np.arange(1, count + 1) ** -exponent)
     return np.searchsorted(cumulative, rng.random(size) * cumulative[-1])
 

@@ -1,9 +1,9 @@
-"""Disks of a given speed: control groups in which the kernel lets reads and writes through at a rate, one for each host.
+"""Disks of a given speed: one control group per host, in which the kernel throttles reads and writes.
 
-What is measured is the real disk with real transfers, only later: a request that is too early waits in the kernel, without CPU.
-The kernel counts in slices of a tenth of a second, so a disk that has idled lets through at once what it could do in one of them.
-Groups carry this lab's own name and are written down before they are made, so that `down` can remove them after a crash and never
-touches another.  They are those of cgroup v1 (blkio.throttle).
+The disk and its transfers are real, only delayed: an early request waits in the kernel and takes no CPU.  The kernel
+counts in slices of a tenth of a second, so an idle disk serves at once what it could do in one slice.  Groups carry the
+lab's own name and are recorded in a file before they are made.  So `down` can remove them after a crash, and never
+touches others.  They belong to cgroup v1 (blkio.throttle).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nestpipe.lab.network import REGISTER, LabError
 
 BLKIO = "blkio"
 REMOVE_SECONDS = 5.0
-"""A group can be removed when the last of its processes is gone, which may take a moment longer than its parent."""
+"""How long to wait for the last process of a group to end, which may take a moment longer than its parent."""
 EXAMPLE = "read 20000/s, write 20mb/s"
 _RATE = re.compile(r"(read|write) ([1-9]\d{0,8})(/s|mb/s)")
 
 
 @dataclass(frozen=True)
 class DiskRates:
-    """What a disk lets through in a second.  None: as much as it can."""
+    """What a disk serves per second.  None: as much as it can."""
 
     reads: int | None = None
     read_bytes: int | None = None
@@ -38,12 +38,12 @@ class DiskRates:
 
     @staticmethod
     def parse(text: str) -> DiskRates:
-        """From such as "read 20000/s, write 20mb/s": requests (/s) or millions of bytes (mb/s)."""
+        """Parses, for example, "read 20000/s, write 20mb/s": requests (/s) or millions of bytes (mb/s)."""
         found: dict[str, int] = {}
         for part in text.split(","):
             match = _RATE.fullmatch(part.strip())
             if match is None:
-                raise LabError(f"a disk's rates are such as {EXAMPLE!r} (requests or megabytes), not {text!r}")
+                raise LabError(f"a disk's rates look like {EXAMPLE!r} (requests or megabytes), not {text!r}")
             way, number, unit = match.groups()
             key = f"{way}s" if unit == "/s" else f"{way}_bytes"
             if key in found:
@@ -52,7 +52,7 @@ class DiskRates:
         return DiskRates(**found)
 
     def limits(self) -> dict[str, int]:
-        """By the files of a control group."""
+        """The limits by file name in a control group."""
         named = {
             "read_iops_device": self.reads,
             "read_bps_device": self.read_bytes,
@@ -63,9 +63,9 @@ class DiskRates:
 
 
 class Disks:
-    """A control group for each of `hosts`, whose processes reach the disk under `directory` at these rates, from `shape` on.
+    """A control group for each of `hosts`.  `shape` limits its processes to these rates on the disk under `directory`.
 
-    Use it as a context.  A process joins by `join`, and its children are in the same group.
+    Use it as a context manager.  A process joins with `join`; its children join the same group.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Disks:
         return REGISTER / f"disks-{self.name}.json"
 
     def up(self) -> None:
-        """Makes all of it, or nothing."""
+        """Makes all groups, or none."""
         if os.geteuid() != 0:
             raise LabError("shaped disks need root (control groups): run it with sudo, or measure with --disk none")
         if self._root is None:
@@ -110,7 +110,7 @@ class Disks:
             raise
 
     def shape(self) -> None:
-        """The rates hold from now on: tables are filled before, as fast as the disk is."""
+        """Applies the rates.  Until then the disk has its full speed, to fill tables."""
         for group in self.groups:
             for file, limit in self._limits.items():
                 try:
@@ -120,11 +120,11 @@ class Disks:
                     raise LabError(f"{what}: {error.strerror}: measure with --disk none") from None
 
     def join(self, host: int) -> None:
-        """Puts the calling process into the group of a host."""
+        """Moves the calling process into the group of a host."""
         (self.groups[host] / "cgroup.procs").write_text("0")
 
     def down(self, kill: bool = False) -> bool:
-        """Removes what `up` made, as far as it is there; False where processes are still in it, which `kill` ends."""
+        """Removes what `up` made.  False if processes are still in a group; `kill` ends them."""
         deadline = time.monotonic() + REMOVE_SECONDS
         left = [group for group in self.groups if group.is_dir()]
         while left:
@@ -149,11 +149,11 @@ class Disks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down(kill=True)  # whom Ctrl-C found just starting, nobody else knows of
+        self.down(kill=True)  # a process that was just starting at Ctrl-C is known only here
 
 
 def known_disks() -> list[Disks]:
-    """All that were made and not removed."""
+    """All disks that were made and not yet removed."""
     found = []
     for path in sorted(REGISTER.glob("disks-np*.json")) if REGISTER.is_dir() else []:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, LabError):
@@ -164,13 +164,13 @@ def known_disks() -> list[Disks]:
 
 
 def remove_abandoned_disks() -> list[str]:
-    """Removes those whose maker is no more, as after a crash."""
+    """Removes disks whose maker has ended, for example by a crash."""
     gone = [disks for disks in known_disks() if disks.owner and not Path(f"/proc/{disks.owner}").exists()]
     return [disks.name for disks in gone if disks.down()]
 
 
 def _controller() -> Path | None:
-    """This process's own group in the hierarchy of the blkio controller; ours are made in it."""
+    """This process's own group in the blkio hierarchy, in which the lab makes its groups."""
     mount, own = None, "/"
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -194,7 +194,7 @@ def _device(directory: str) -> str:
     entry = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not entry.exists():
         raise LabError(
-            f"{directory} is on no disk that could be shaped (tmpfs, overlay, network): give another disk_path"
+            f"{directory} is on no disk that can be shaped (tmpfs, overlay, network): give another disk_path"
         )
     entry = entry.resolve()
     return ((entry.parent if (entry / "partition").exists() else entry) / "dev").read_text().strip()

@@ -1,34 +1,37 @@
-"""What a ladder is: rungs of one workload, each of which changes one thing, and what is to be told of them (bench/*.toml)."""
+"""A ladder: rungs of one workload, each changing one thing, and how to compare them (bench/*.toml)."""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from nestpipe.config.build import build
+from nestpipe.config.build import RecipeError, build
 from nestpipe.errors import NestPipeError
+from nestpipe.lab.settings import read_settings
 
 REPOSITORY = Path(__file__).parents[3]
 LADDERS = REPOSITORY / "bench"
+OUR_WORKER = "nestpipe.lab.worker"
+
+Setting = bool | int | float | str | list[int | list[int]]
 
 
 @dataclass(frozen=True)
 class Rung:
     name: str
-    set: dict[str, Any] = field(default_factory=dict)
-    """What this rung sets beside the workload."""
+    set: dict[str, Setting] = field(default_factory=dict)
+    """Settings on top of the ladder's workload.  For a rung of our own `read_settings` knows the keys."""
     peer: str | None = None
-    """Whose program runs it; None: ours."""
+    """The peer whose program runs it; None: ours."""
 
 
 @dataclass(frozen=True)
 class Hides:
-    """How much of what one rung exposes of some stages another one hides.
+    """How much of some stages, exposed in one rung, another rung hides.
 
-    Told twice: by the timelines, and by the step times, each compared with a rung that has nothing to hide.  The latter also
-    counts what the hidden work takes away from the compute that it hides behind.
+    Measured twice: by the timelines, and by the step times, each against a rung that has nothing to hide.  Step times
+    also count what the hidden work takes away from the compute that hides it.
     """
 
     stages: list[str]
@@ -40,27 +43,27 @@ class Hides:
 
 @dataclass(frozen=True)
 class Mix:
-    """How a rung's step should be divided, in percent: a workload made to resemble one elsewhere."""
+    """The shares that a rung's step should have, in percent, so that the workload resembles another one."""
 
     rung: str
     lookup: float
     all2all: float
     compute: float
-    """All that is neither of the others."""
+    """Everything else."""
 
 
 MIX_POINTS = 5.0
-"""How far a measured share may be from the one wanted."""
+"""How many percentage points a measured share may be off."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """A rung that chooses for itself what others are given: it should be as fast as the best of them."""
+    """A rung that tunes itself should be about as fast as the best of others with fixed values."""
 
     rung: str
     of: list[str]
     within: float
-    """Its step over that of the best, within a round: at most so much, in the middle round."""
+    """The most that its step may be of the best one's: the median of the ratios within rounds."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,25 @@ class Ladder:
     worker: str
     """The module that runs our rungs."""
     rungs: list[Rung]
-    workload: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Setting] = field(default_factory=dict)
     workers: int = 2
     rounds: int = 12
     against: list[str] = field(default_factory=list)
-    """Rungs that all others are compared with."""
+    """Rungs to compare all others with."""
     limit: list[str] = field(default_factory=list)
-    """Rungs that do a part of a step's work each: in every round the slowest of them is what no schedule can beat."""
+    """Rungs that each do part of a step's work: no schedule can beat the slowest of them, in any round."""
     hides: list[Hides] = field(default_factory=list)
     mix: Mix | None = None
     best: Best | None = None
     whole_turns: bool = False
-    """Rungs are compared by all the time of their turns, for what comes once in a turn, and not by their median steps."""
+    """Compare the time of whole turns instead of median steps: for work that happens once in a turn."""
     link: str | None = None
-    """Of every worker's host; None: all on loopback."""
+    """Rate of every worker's link; None: all workers on loopback."""
     disk: str | None = None
-    """Rates of every host's disk, such as "read 20000/s, write 20mb/s"; None: as fast as the machine's."""
+    """Rates of every host's disk, for example "read 20000/s, write 20mb/s"; None: as fast as the machine's."""
 
     def only(self, names: list[str]) -> Ladder:
-        """With these rungs alone (none named: all of them), and of the comparisons those that they can answer."""
+        """The ladder with these rungs (no names: all), and the comparisons that they allow."""
         there = [rung.name for rung in self.rungs]
         for name in names:
             if name not in there:
@@ -111,28 +114,16 @@ def ladders() -> list[str]:
 
 
 def load_ladder(name: str) -> Ladder:
+    """Reads bench/NAME.toml and checks every key, so that a mistake shows before anything starts."""
     path = LADDERS / f"{name}.toml"
     if not path.is_file():
         there = ", ".join(ladders()) or f"none in {LADDERS}: run it from a checkout of the repository"
         raise BenchError(f"no ladder {name!r}; there are {there}")
-    values = tomllib.loads(path.read_text())
-    rungs = [Rung(r["name"], r.get("set", {}), r.get("peer")) for r in values.pop("rungs")]
-    workload = values.pop("workload", {})
-    hides = [Hides(**h) for h in values.pop("hides", [])]
-    mix = build(Mix, values.pop("mix"), "mix") if "mix" in values else None
-    best = build(Best, values.pop("best"), "best") if "best" in values else None
-    plain = vars(build(_Plain, values, name))
-    return Ladder(rungs=rungs, workload=workload, hides=hides, mix=mix, best=best, **plain)
-
-
-@dataclass(frozen=True)
-class _Plain:
-    title: str
-    worker: str
-    workers: int = 2
-    link: str | None = None
-    disk: str | None = None
-    rounds: int = 12
-    against: list[str] = field(default_factory=list)
-    limit: list[str] = field(default_factory=list)
-    whole_turns: bool = False
+    ladder = build(Ladder, tomllib.loads(path.read_text()), name)
+    for rung in ladder.rungs:
+        if rung.peer is None and ladder.worker == OUR_WORKER:
+            try:
+                read_settings({**ladder.workload, **rung.set})
+            except RecipeError as error:
+                raise RecipeError(f"ladder {name!r}, rung {rung.name!r}: {error}") from None
+    return ladder

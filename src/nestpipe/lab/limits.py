@@ -1,6 +1,6 @@
-"""What no schedule can be faster than: a step that only computes, and one that only sends and receives.
+"""Limits for every schedule: a step that only computes, and a step that only sends and receives.
 
-Both train nonsense, on purpose.  A pipeline that something was left out of is for measuring, and then to be closed.
+Both train nonsense.  A pipeline with something left out is for measuring; close it afterwards.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from nestpipe.pipeline.pipeline import TrainPipeline
 
 A_VALUE = 0.01
-"""Of every row where there are no tables: not zero, which a model may want to divide by."""
+"""The value of every row if there are no tables: not zero, as a model may divide by it."""
 
 
 class SilentExchange(Exchange):
-    """Says nothing to anybody, and hears zeros."""
+    """Sends nothing, and receives zeros."""
 
     def exchange(self, sends: Sequence[Sequence[torch.Tensor]], receives: Sequence[Sequence[torch.Tensor]]) -> None:
         for tensors in receives:
@@ -37,7 +37,7 @@ class SilentExchange(Exchange):
 
 
 class NoRows(RowStore):
-    """Has every key, at once and with the same row, and keeps nothing."""
+    """Has the same row for every key, takes no time, and stores nothing."""
 
     def retrieve(
         self,
@@ -63,7 +63,7 @@ class NoRows(RowStore):
 
 
 def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
-    """What a step would take if it had only to compute, or only to send and receive: no schedule can be faster than either."""
+    """Leaves out all but "compute" or the "wire"; None leaves nothing out.  No schedule can beat either step."""
     if only == "compute":
         pipeline.replace_exchanges(SilentExchange)
     elif only == "wire":
@@ -79,6 +79,6 @@ def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
 
 
 def leave_out_tables(pipeline: TrainPipeline) -> None:
-    """What a step would take if rows were there at no cost.  Before the first step; its own tables are closed."""
+    """Makes lookups free: closes the tables and puts `NoRows` in their place.  Only before the first step."""
     for store in pipeline.replace_stores([NoRows(store.group, 0) for store in pipeline.stores]):
         store.close()

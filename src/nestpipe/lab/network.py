@@ -1,7 +1,7 @@
-"""Hosts that are not there: network namespaces on a bridge, each with a link of a given rate, both ways.
+"""Virtual hosts: network namespaces on a bridge, each with a link of a given rate in both directions.
 
-Everything is made with `ip` and `tc` from iproute2, carries this lab's own name, and is written down before it is made, so that
-`down` can remove it after a crash and never touches anything else.
+Everything is made with `ip` and `tc` from iproute2, carries the lab's own name, and is recorded in a file before it is
+made.  So `down` can remove it after a crash, and never touches anything else.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from nestpipe.errors import NestPipeError
 
 REGISTER = Path("/run/nestpipe-lab")
-"""One file per lab: its name, hosts and the process that made it."""
+"""Directory with one file per lab: its hosts, and the process that made it."""
 MOST_HOSTS = 200
 COMMAND_SECONDS = 20.0
 BURST_BYTES = 256 * 1024
-"""What an idle link lets through at once."""
+"""What an idle link passes at once."""
 _RATE = re.compile(r"[1-9]\d{0,6}(\.\d+)?(kbit|mbit|gbit)")
 
 
 def megabytes_per_ms(rate: str) -> float:
-    """Of a link's rate, such as 500mbit."""
+    """Converts a link's rate, for example 500mbit."""
     if not _RATE.fullmatch(rate):
-        raise LabError(f"a link's rate is a number with kbit, mbit or gbit, such as 500mbit, not {rate!r}")
+        raise LabError(f"a link's rate is a number with kbit, mbit or gbit, for example 500mbit, not {rate!r}")
     return float(rate[:-4]) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[rate[-4:]] / 8 / 1e9
 
 
@@ -40,7 +40,7 @@ class LabError(NestPipeError, RuntimeError):
 
 @dataclass(frozen=True)
 class Host:
-    """One host: what runs in its namespace sees `interface` with `address`, and loopback."""
+    """One host: a process in its namespace sees `interface` with `address`, and loopback."""
 
     namespace: str
     interface: str
@@ -52,9 +52,9 @@ class Host:
 
 
 class Network:
-    """`hosts` namespaces on one bridge; each port lets `rate` through in either direction (None: as fast as the machine).
+    """`hosts` namespaces on one bridge; each port passes `rate` in either direction (None: as fast as the machine).
 
-    Use it as a context, or leave it up and end it later by `Network.named(name).down()`.
+    Use it as a context manager, or call `up` and leave it for `nestpipe lab down`.
     """
 
     def __init__(self, hosts: int, rate: str | None, name: str | None = None, owner: int | None = None) -> None:
@@ -74,7 +74,7 @@ class Network:
         return REGISTER / f"{self.name}.json"
 
     def up(self) -> None:
-        """Makes all of it, or nothing."""
+        """Makes the whole lab, or nothing."""
         _check_machine()
         REGISTER.mkdir(exist_ok=True)
         if self._file.exists():
@@ -99,13 +99,13 @@ class Network:
         _ip(*inside, "link", "set", host.interface, "up")
         _ip(*inside, "link", "set", "lo", "up")
         if self.rate is not None:
-            # A burst of 2 ms' worth at a gigabit, and a queue that holds what TCP has in flight: loss would measure TCP instead.
+            # The burst is 2 ms at a gigabit.  The queue holds what TCP has in flight, as packet loss would measure TCP.
             shape = ("root", "tbf", "rate", self.rate, "burst", str(BURST_BYTES), "latency", "500ms")
             _run("tc", "qdisc", "add", "dev", port, *shape)
             _run("tc", *inside, "qdisc", "add", "dev", host.interface, *shape)
 
     def down(self) -> None:
-        """Removes what `up` made, as far as it is there."""
+        """Removes whatever `up` made."""
         for host in self.hosts:
             with contextlib.suppress(LabError):
                 _ip("netns", "delete", host.namespace)  # and with it both ends of its link
@@ -117,7 +117,7 @@ class Network:
         self._file.unlink(missing_ok=True)
 
     def bytes_sent(self) -> list[int]:
-        """What left each host since it was made, headers and all."""
+        """Bytes that each host has sent since it was made, headers included."""
         sent = []
         for host in self.hosts:
             text = _ip("-n", host.namespace, "-json", "-statistics", "link", "show", "dev", host.interface)
@@ -135,7 +135,7 @@ class Network:
 
 
 def known() -> list[Network]:
-    """All labs that were made and not removed."""
+    """All labs that were made and not yet removed."""
     found = []
     for path in sorted(REGISTER.glob("np*.json")) if REGISTER.is_dir() else []:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, LabError):
@@ -145,15 +145,11 @@ def known() -> list[Network]:
 
 
 def remove_abandoned() -> list[str]:
-    """Removes labs whose maker is no more, as after a crash."""
+    """Removes labs whose maker has ended, for example by a crash."""
     gone = [network for network in known() if network.owner and not Path(f"/proc/{network.owner}").exists()]
     for network in gone:
         network.down()
     return [network.name for network in gone]
-
-
-def describe(network: Network) -> dict[str, object]:
-    return {"name": network.name, "rate": network.rate, "hosts": [asdict(host) for host in network.hosts]}
 
 
 def _check_machine() -> None:

@@ -1,8 +1,8 @@
-"""Runs a ladder: its rungs side by side, in turns of a few steps.
+"""Runs the rungs of a ladder side by side, in turns of a few steps.
 
-A rung is a worker program under torchrun, ours or a peer's, that reads a JSON config, trains when its turn comes
-(bench/peers/turns.py) and writes a JSON report.  All rungs are alive at once, so that a noisy minute of the machine hits all of
-them alike; those whose turn it is not are stopped.
+A rung is a worker program under torchrun, ours or a peer's.  It reads a JSON config, trains when its turn comes
+(bench/peers/turns.py) and writes a JSON report.  All rungs are alive at once, so that a noisy minute of the machine
+affects all of them; between its turns a rung is stopped.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.lab.disks import Disks, remove_abandoned_disks
-from nestpipe.lab.ladder import LADDERS, REPOSITORY, BenchError, Ladder, Rung
+from nestpipe.lab.ladder import REPOSITORY, BenchError, Ladder, Rung
 from nestpipe.lab.network import Network, remove_abandoned
+from nestpipe.lab.settings import PEERS, WorkerOptions
 from nestpipe.lab.summary import summarise
 
-PEER_SCRIPTS = {"torchrec": LADDERS / "peers" / "torchrec_dlrm.py"}
+PEER_SCRIPTS = {"torchrec": PEERS / "torchrec_dlrm.py"}
 PEER_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
 TURN_SECONDS = 300.0
-"""A rung whose turn takes longer is given up."""
+"""A rung whose turn takes longer counts as failed."""
 STOP_SECONDS = 10.0
 FIRST_PORT = 29_600
-"""Of the first rung's workers, on hosts of their own."""
+"""Of the first rung, if its workers have hosts of their own."""
 _LIBC = ctypes.CDLL(None)
 START_SHARE = 5
-"""Starting a rung takes as long as so many turns, for the estimate."""
+"""Turns that take as long as starting a rung, for the progress bar."""
 
 
 def run_ladder(
@@ -47,10 +48,10 @@ def run_ladder(
     link: str | None = None,
     disk: str | None = None,
 ) -> dict[str, Any]:
-    """Starts all rungs, then lets each train once in every round.  Returns per rung the step times, their spread, and ratios.
+    """Starts all rungs, then lets each train once per round.  Returns their step times, spread and ratios.
 
-    `link`: one worker per host in a lab whose links have this rate; None: all on loopback.  `disk`: the rates of each host's
-    disk; None: as fast as the machine's.
+    `link`: the rate of links in a lab with one worker per host; None: all workers on loopback.  `disk`: the rates of
+    each host's disk; None: as fast as the machine's.
     """
     rungs = [rung for rung in ladder.rungs if rung.peer is None or rung.peer in peers]
     for peer in peers:
@@ -67,7 +68,7 @@ def run_ladder(
             network = running.enter_context(Network(ladder.workers, link))
         if disk is not None:
             remove_abandoned_disks()
-            directory = ladder.workload.get("disk_path", tempfile.gettempdir())
+            directory = str(ladder.workload.get("disk_path", WorkerOptions.disk_path))
             disks = running.enter_context(Disks(1 if network is None else ladder.workers, disk, directory))
         started: list[RunningRung] = []
         for rung in rungs:
@@ -89,7 +90,7 @@ def run_ladder(
 
 
 class RunningRung:
-    """The workers of one rung, alive until `stop`.  They train when told to and are stopped by signal in between."""
+    """The workers of one rung, alive until `stop`.  They train in `train` and are stopped by a signal in between."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class RunningRung:
     ) -> None:
         self.rung, self.folder, self.workers, self._network, self._disks = rung, folder, ladder.workers, network, disks
         self.wire_bytes: list[int] = []
-        """Per turn: what the busiest host sent, headers and all."""
+        """Bytes that the busiest host sent in each turn, headers included."""
         folder.mkdir()
         config, self._out = folder / "config.json", folder / "out.json"
         config.write_text(json.dumps({**ladder.workload, **rung.set, "turns": rounds}))
@@ -127,7 +128,7 @@ class RunningRung:
     def _start(
         self, command: list[str], interface: str, host: int, cores: set[int] | None = None
     ) -> subprocess.Popen[bytes]:
-        """On `cores` alone (None: wherever there is room) and with the disk of a host, and so is all that the command starts."""
+        """Pins the command and its children to `cores` (None: any) and to the disk of a host."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
         return subprocess.Popen(
             command,
@@ -139,11 +140,10 @@ class RunningRung:
         )
 
     def train(self, turn: int) -> None:
-        """One turn; returns when all workers are done with it."""
+        """Takes one turn; returns when all workers have finished it."""
         before = self._network.bytes_sent() if self._network else []
-        (
-            self.folder / f"turn-{turn}"
-        ).touch()  # first: who wakes after a long sleep and finds none believes the ladder gone
+        # Before the signal: a worker that wakes after a long sleep and finds no turn takes the ladder for gone.
+        (self.folder / f"turn-{turn}").touch()
         self._signal(signal.SIGCONT)
         self._wait(lambda: all((self.folder / f"done-{turn}-{rank}").exists() for rank in range(self.workers)))
         if self._network and turn:
@@ -165,7 +165,7 @@ class RunningRung:
         return report
 
     def stop(self) -> None:
-        """Ends what still runs, workers and launcher."""
+        """Ends workers and launcher if they still run."""
         running = [process for process in self._processes if process.poll() is None]
         if running:
             self._signal(signal.SIGCONT)
@@ -185,7 +185,7 @@ class RunningRung:
             if any(process.poll() for process in self._processes):
                 raise self._failed()
             if time.monotonic() > deadline:
-                raise BenchError(f"rung {self.rung.name!r} did not end its turn within {TURN_SECONDS:g} s")
+                raise BenchError(f"rung {self.rung.name!r} did not finish its turn within {TURN_SECONDS:g} s")
             time.sleep(0.01)
 
     def _failed(self) -> BenchError:
@@ -194,28 +194,26 @@ class RunningRung:
         log = self._log.read()
         with tempfile.NamedTemporaryFile("w", prefix="nestpipe-bench-", suffix=".log", delete=False) as kept:
             kept.write(log)
-        return BenchError(
-            f"rung {self.rung.name!r} failed with exit code {code}: {cause(log)} (all it said: {kept.name})"
-        )
+        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {cause(log)} (full log: {kept.name})")
 
 
 def cause(log: str) -> str:
-    """The line of a failed launch that says most: a worker's own error, what ended a worker, or the last word."""
+    """The line that explains a failed launch best: a worker's own error, what ended a worker, or the last line."""
     lines = [line.strip() for line in log.splitlines() if _WORD.search(line)]
     errors = [line for line in lines if _ERROR.match(line)]
-    lost = [line for line in errors if "PeerLost" in line]  # somebody else's fault
+    lost = [line for line in errors if "PeerLost" in line]  # a consequence of another worker's error
     ends = [line for line in lines if _END.search(line)]
-    return ([e for e in errors if e not in lost] or ends or lost or lines[-1:] or ["no word"])[0]
+    return ([e for e in errors if e not in lost] or ends or lost or lines[-1:] or ["empty log"])[0]
 
 
 _WORD = re.compile(r"\w")
 _ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*(ChildFailedError|Warning\b))([a-z_]\w*\.)*[A-Z]\w*(?:[a-z]\w*:\s|Error$)")
-"""As Python ends a traceback: a class, which has capital and small letters, and what it says."""
+"""The last line of a Python traceback: a class, with capital and small letters, and its message."""
 _END = re.compile(r"^what\(\):|: error: |exitcode\s*: -\d+|Signal \d+")
 
 
 def cores_of_hosts(hosts: int) -> list[set[int] | None]:
-    """Hosts do not share cores: each has its part of this machine's, where there is one for each."""
+    """An equal part of this machine's cores for each host; None for all if there are too few."""
     mine = sorted(os.sched_getaffinity(0))
     each = len(mine) // hosts
     if not each:
@@ -224,7 +222,7 @@ def cores_of_hosts(hosts: int) -> list[set[int] | None]:
 
 
 def _prepare_child(cores: set[int] | None, disks: Disks | None, host: int) -> None:
-    """A launcher whose ladder is killed must not stay, waiting for workers that nobody will wake."""
+    """Runs in the child.  It must end with its ladder, or it would wait forever for workers that are stopped."""
     _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
     if cores is not None:
         os.sched_setaffinity(0, cores)

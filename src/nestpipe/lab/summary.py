@@ -1,8 +1,9 @@
-"""What a ladder's reports come to: step times of the slowest worker with their spread, and ratios within a round."""
+"""Sums up the reports of a ladder: step times of the slowest worker with their spread, and ratios within rounds."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,29 +12,48 @@ import numpy as np
 from nestpipe.lab.ladder import MIX_POINTS, Best, Hides, Ladder, Mix, Rung
 from nestpipe.schedule.parts import divide
 
+StageReport = dict[str, dict[str, float]]
+"""Milliseconds per step, by stage and kind: what `Timeline.report` returns."""
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median and the quartiles."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(middle), "low": float(low), "high": float(high)}
+
+
+def mean_report(reports: Sequence[StageReport]) -> StageReport:
+    """The mean of several reports; a stage that is missing from one took no time there."""
+    kinds = {stage: report[stage] for report in reports for stage in report}
+    return {
+        stage: {kind: sum(report[stage][kind] for report in reports if stage in report) / len(reports) for kind in each}
+        for stage, each in kinds.items()
+    }
+
 
 def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+    """The result of `nestpipe bench`; `reports` are those of `rungs`."""
     summaries = [_summary(rung, report) for rung, report in zip(rungs, reports)]
     compared = "mean_ms_all" if ladder.whole_turns else "step_ms_all"
     by_name = {summary["name"]: summary[compared] for summary in summaries}
     for summary in summaries:
         summary["ratios"] = {
-            name: _spread([theirs / ours for theirs, ours in zip(by_name[name], summary[compared])])
+            name: spread([theirs / ours for theirs, ours in zip(by_name[name], summary[compared])])
             for name in ladder.against
             if name in by_name
         }
     limits = [max(ms) for ms in zip(*(by_name[name] for name in ladder.limit if name in by_name))]
     for summary in summaries if limits else []:
         if summary["peer"] is None:
-            summary["of_limit"] = _spread([ms / limit for ms, limit in zip(summary[compared], limits)])
+            summary["of_limit"] = spread([ms / limit for ms, limit in zip(summary[compared], limits)])
     hidden = [_hidden(hides, summaries) for hides in ladder.hides]
     result = {"title": ladder.title, "workers": ladder.workers, "rounds": rounds, "rungs": summaries, "hidden": hidden}
     if limits:
-        result["limit"] = {"rungs": ladder.limit, "ms": _spread(limits)}
+        result["limit"] = {"rungs": ladder.limit, "ms": spread(limits)}
     if ladder.mix is not None:
         others = {s["name"]: s[compared] for s in summaries if s["name"] not in (ladder.mix.rung, *ladder.limit)}
         reached = {
-            name: _spread([theirs / ours for theirs, ours in zip(by_name[ladder.mix.rung], times)])
+            name: spread([theirs / ours for theirs, ours in zip(by_name[ladder.mix.rung], times)])
             for name, times in others.items()
         }
         result["mix"] = {**_mixed(ladder.mix, summaries), "reached": reached}
@@ -43,9 +63,9 @@ def summarise(ladder: Ladder, rungs: list[Rung], reports: list[dict[str, Any]], 
 
 
 def _beside_best(best: Best, by_name: dict[str, list[float]]) -> dict[str, Any]:
-    """How a rung that chooses stands beside the one that is fastest by its middle round, and beside all others."""
+    """Compares a rung that tunes itself with each of the others, and with the fastest by its median round."""
     mine = by_name[best.rung]
-    beside = {name: _spread([ours / theirs for ours, theirs in zip(mine, by_name[name])]) for name in best.of}
+    beside = {name: spread([ours / theirs for ours, theirs in zip(mine, by_name[name])]) for name in best.of}
     fastest = min(best.of, key=lambda name: statistics.median(by_name[name]))
     ratio = beside[fastest]
     return {
@@ -58,7 +78,7 @@ def _beside_best(best: Best, by_name: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def _mixed(mix: Mix, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The shares of the rung's step, and how much faster it could be at most: if nothing but its compute were left."""
+    """The shares of the rung's step, and how many times faster it would be if only its compute were left."""
     parts = next(summary for summary in summaries if summary["name"] == mix.rung)["parts"]
     whole = sum(parts.values())
     found = {part: 100 * parts[part] / whole for part in ("lookup", "all2all")}
@@ -68,8 +88,10 @@ def _mixed(mix: Mix, summaries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(ranks: list[dict[str, dict[str, float]]]) -> dict[str, float]:
-    """What a step is spent on, as a mean over the workers.  With the slowest worker's time of every stage, a late lookup would
-    count twice: there, and where the others waited for it.
+    """What a step is spent on: the mean over workers.
+
+    The slowest worker's time of every stage would count a late lookup twice: as lookup, and as All2All where others
+    wait.
     """
     divided = [divide({stage: kinds["exposed_ms"] for stage, kinds in rank.items()}) for rank in ranks]
     return {part: statistics.fmean(rank[part] for rank in divided) for part in divided[0]}
@@ -96,13 +118,8 @@ def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    low, middle, high = np.percentile(values, [25, 50, 75])
-    return {"median": float(middle), "low": float(low), "high": float(high)}
-
-
 def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
-    """Of the slowest worker, per turn: the median step, which a stall of the machine does not move, and the mean."""
+    """Per turn, the slowest worker's median step, which a stall of the machine does not move, and its mean step."""
     config = report["config"]
     steps = config["steps"]
     step_ms = [1e3 * max(statistics.median(rank) for rank in turn) for turn in zip(*report["step_s_by_rank"])]

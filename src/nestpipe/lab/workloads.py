@@ -1,4 +1,4 @@
-"""What a rung's workers train on: a model, its first rows, and batches that cost no time to read."""
+"""What the workers of a rung train: a model, its first rows, and batches that take no time to read."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from torch import nn
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.keys import owners_of
+from nestpipe.lab.settings import WorkerOptions
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.models.timed import Timed, TimedConfig
 from nestpipe.pipeline import TrainPipeline
 
 
-class Workload(Protocol):
-    """Settings come from the ladder's [workload], beside what same_samples.py and worker.py know."""
+class RungWorkload(Protocol):
+    """Made from `RungSettings.workload` and `.options`."""
 
     def model(self) -> nn.Module: ...
 
     def fill_tables(self, pipeline: TrainPipeline) -> None: ...
 
     def batches(self, rank: int) -> Iterator[Batch]:
-        """Endless, out of a pool made here and now; every KeyedJaggedTensor is new, as a reader's would be."""
+        """Endless batches from a pool made in this call; every KeyedJaggedTensor is new, as a reader's would be."""
 
 
 class DLRMWorkload:
-    """One-hot features with power-law ids: samples, first rows and dense weights are the peers', from same_samples.py."""
+    """One-hot features with power-law ids; samples, first rows and dense weights are those of the peers."""
 
-    def __init__(self, config: dict[str, Any], same: Any) -> None:
-        self._config, self._same = config, same
+    def __init__(self, config: dict[str, Any], options: WorkerOptions, same: Any) -> None:
+        self._config, self._options, self._same = config, options, same
         self._names = [f"f{f}" for f in range(config["features"])]
 
     def model(self) -> nn.Module:
         config = self._config
-        if config["compute_ms"] is not None:
-            return _timed(config, config["dim"], self._names)
+        if self._options.compute_ms is not None:
+            return _timed(config, self._options, self._names)
         settings = DLRMConfig(config["dim"], config["bottom"][:-1], config["top"][:-1])
         return DLRM(settings, self._names, config["dense_features"])
 
     def fill_tables(self, pipeline: TrainPipeline) -> None:
-        """Gives every table the rows that the peers start from, so that losses can be compared."""
+        """Gives every table the rows that peers start from, so that losses can be compared."""
         for feature, name in enumerate(self._names):
             group, number = pipeline.place_of(name)
             store = pipeline.stores[group]
@@ -70,30 +71,22 @@ class DLRMWorkload:
 
 
 class HSTUWorkload:
-    """Histories of one length: users of `groups` interests, items by a power law within each, and uniform negatives."""
+    """Histories of one length.  Users have one of `groups` interests with power-law items; negatives are uniform."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._config = {
-            "items": 1_000_000,
-            "groups": 200,
-            "length": 160,
-            "negatives": 1,
-            "heads": 2,
-            "blocks": 2,
-            **config,
-        }
+    def __init__(self, config: dict[str, Any], options: WorkerOptions) -> None:
+        self._config, self._options = config, options
 
     def model(self) -> nn.Module:
         config = self._config
-        if config["compute_ms"] is not None:
-            return _timed(config, config["dim"], ["history", "target", "negatives"])
+        if self._options.compute_ms is not None:
+            return _timed(config, self._options, ["history", "target", "negatives"])
         settings = HSTUConfig(
             config["dim"], config["blocks"], config["heads"], max_length=config["length"], dropout=0.0
         )
         return HSTU(settings)
 
     def fill_tables(self, pipeline: TrainPipeline) -> None:
-        """Rows begin where the seed says, each when it is first trained."""
+        """Nothing to do: the seed gives a row its first value when it is first trained."""
 
     def batches(self, rank: int) -> Iterator[Batch]:
         pool = [self._draw(rank, number) for number in range(self._config["distinct_batches"])]
@@ -121,7 +114,8 @@ class HSTUWorkload:
         return values, lengths, torch.full((users,), float(length))
 
 
-def _timed(config: dict[str, Any], dim: int, features: list[str]) -> nn.Module:
+def _timed(config: dict[str, Any], options: WorkerOptions, features: list[str]) -> nn.Module:
     """A stand-in whose dense compute takes `compute_ms` and no CPU."""
-    third = config["compute_ms"] / 3
-    return Timed(TimedConfig(dim, third, 2 * third, config["batch"], config["dense_parameters"]), features)
+    assert options.compute_ms is not None
+    third = options.compute_ms / 3
+    return Timed(TimedConfig(config["dim"], third, 2 * third, config["batch"], options.dense_parameters), features)

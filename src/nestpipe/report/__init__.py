@@ -1,1 +1,1 @@
-"""Pages to look at: a run, a trace or a bench as one HTML file that needs nothing else."""
+"""Pages: a run, a trace or a bench as one HTML file that needs no other."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from nestpipe.report.files import ReportError, count, mapping, number, sequence, text
@@ -12,7 +10,7 @@ from nestpipe.schedule.stages import STAGES
 
 
 def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> dict[str, Any]:
-    """`where` is the file that errors name; `date` stands in where the bench did not write its own."""
+    """The data of the page.  `where` is the file that errors name; `date` is for a bench that has none of its own."""
     again = "make it again with `nestpipe bench … --json FILE`"
     if "rungs" not in result:
         return _clustering(result, where, again)
@@ -28,7 +26,7 @@ def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> 
     command, rounds = text(result.get("command")), count(result.get("rounds"))
     facts = [
         ("workers", count(result.get("workers"))),
-        ("links", text(result.get("link")) or "none: all on loopback"),
+        ("links", text(result.get("link")) or "none: all workers on loopback"),
         *([("disks", text(result["disk"]))] if result.get("disk") else []),
         ("rounds", rounds),
         ("date", text(result.get("date")) or (f"{date} (the file's)" if date else None)),
@@ -82,7 +80,7 @@ def _spread(value: Any) -> dict[str, float] | None:
 
 
 def _limit(result: dict[str, Any], rungs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What no schedule can beat.  Older files have only each rung's ratio to it, taken within rounds: about the same."""
+    """What no schedule can beat.  Older files have only each rung's ratio to it, which gives about the same."""
     told = mapping(result.get("limit"))
     spread = _spread(told.get("ms"))
     if spread is not None:
@@ -105,7 +103,7 @@ def _hidden(hidden: dict[str, Any]) -> str:
 
 
 def _stages(rungs: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Those that any rung has, in the order of a batch, each with its colour."""
+    """The stages of all rungs in the order of a batch, with their colours."""
     there = dict.fromkeys(stage for rung in rungs for stage in rung["stages"])
     known = [stage for stage in STAGES if stage in there]
     return [{"name": stage, "colour": colour_of(stage)} for stage in (*known, *(s for s in there if s not in STAGES))]
@@ -133,7 +131,3 @@ def _clustering(result: dict[str, Any], where: str, again: str) -> dict[str, Any
         "stages": [],
         "table": {"columns": [c.replace("_", " ") for c in columns], "rows": cells},
     }
-
-
-def file_date(path: Path) -> str:
-    return datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")

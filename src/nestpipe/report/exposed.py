@@ -1,7 +1,8 @@
 """What the compute lane waited for, from the spans of one worker.
 
-Between two actions of the compute lane the path is followed backwards, as `engine.timeline` does for the sums of a run: the later
-one waited for what ended last of all it came after, that for what came before it, and so on until the gap is filled.
+Follows the path between two actions of the compute lane backwards, as `schedule.timeline` does for the sums of a run.
+The later action waited for what ended last before it, that one for what ended before it, and so on until the gap is
+filled.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ from dataclasses import dataclass
 
 from nestpipe.schedule.action import label
 from nestpipe.schedule.stages import STAGES
+from nestpipe.schedule.timeline import BETWEEN
 
 COMPUTE = "compute"
-BETWEEN = "between"
-"""No stage ran: hand-over between lanes, and the caller's own code between two steps."""
 UNKNOWN = "unknown"
-"""The trace does not say what an action came after: older ones do not."""
+"""The trace does not say what an action waited for, as older traces do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One action as it ran, in microseconds of the trace."""
+    """One action as it ran; times are microseconds of the trace."""
 
     stage: str
     batch: int
@@ -30,7 +30,7 @@ class Ran:
     start: float
     stop: float
     after: str | None
-    """The label of what ended last of all that it came after."""
+    """The label of the action that ended last before it."""
 
     @property
     def lane(self) -> str:
@@ -39,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A piece of time in which the compute lane stood still, and what it waited for; batch and micro-batch -1: none."""
+    """A time in which the compute lane waited, and for what; batch and micro-batch -1 mean none."""
 
     stage: str
     batch: int
@@ -49,7 +49,7 @@ class Wait:
 
 
 def waits(spans: Sequence[Ran]) -> list[Wait]:
-    """In order of time; none before the first action of the compute lane and after its last."""
+    """All waits in order of time, from the first action of the compute lane to its last."""
     by_label = {label((s.stage, s.batch, s.micro)): s for s in spans}
     says = any(s.after is not None for s in spans)
     lane = sorted((s for s in spans if s.lane == COMPUTE), key=lambda s: s.start)

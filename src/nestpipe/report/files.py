@@ -1,9 +1,10 @@
-"""Reads what a page is made of.  Everything in these files may be wrong: each fault is one line with the file and what to do."""
+"""Reads the files of a page.  Anything in them may be wrong: an error is one line with the file and what to do."""
 
 from __future__ import annotations
 
 import json
 import math
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def parse_json(text: str, where: str, advice: str) -> Any:
-    """`where` is what the error names: a file, or a line of one."""
+    """`where` is the file, or the line of a file, that errors name."""
     if not text.strip():
         raise ReportError(f"{where} is empty: {advice}")
     try:
@@ -39,6 +40,10 @@ def parse_json(text: str, where: str, advice: str) -> Any:
         raise ReportError(f"{where} is nested too deeply: {advice}") from None
     except ValueError as error:
         raise ReportError(f"{where} is not JSON, or was cut off ({error}): {advice}") from None
+
+
+def file_date(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
 
 
 def number(value: Any) -> float | None:
@@ -62,7 +67,7 @@ def text(value: Any) -> str | None:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The object, or an empty one where something else stands in its place."""
+    """The value if it is an object, otherwise an empty one."""
     return value if isinstance(value, dict) else {}
 
 

@@ -1,7 +1,8 @@
-"""Puts the page together: one file with style, script and data in it, which asks nobody for anything.
+"""Builds the page: one file with style, script and data, which loads nothing else.
 
-The data may hold anything a file on disk can hold.  It is JSON in a script element that is not run, with every `<` escaped, and
-the script writes it as text alone.  The policy in the page's head lets this very script run and nothing else, whatever gets in.
+The data may hold anything that a file on disk can hold.  It is JSON in a script element that does not run, with every
+`<` escaped, and the script shows it only as text.  Whatever gets in, the policy in the page's head lets only this
+script run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from nestpipe.version import VERSION
 
 SCRIPTS = ("dom.js", "timeline.js", "charts.js", "run.js", "bench.js", "page.js")
-"""In this order, as one script: each may use what stands before it."""
+"""Joined into one script in this order: each may use those before it."""
 
 
 def page(data: dict[str, Any]) -> str:
@@ -33,25 +34,25 @@ def page(data: dict[str, Any]) -> str:
     }
     html = _asset("page.html")
     before, *rest = html.split("@@")
-    # Odd pieces are names: what is put in is never looked at again, so data cannot name a place.
+    # Every second piece is a name.  What replaces it is not parsed again, so data cannot contain a name.
     return before + "".join(parts[piece] if i % 2 == 0 else piece for i, piece in enumerate(rest))
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """JSON in ASCII in which no tag and no comment can begin or end."""
+    """JSON in ASCII that cannot open or close a tag or a comment."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def write_page(path: Path, html: str) -> None:
-    """Whole or not at all."""
+    """Writes the whole file, or nothing."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(html)
         mask = os.umask(0)
         os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)  # as any other file; mkstemp's is for its owner alone
+        Path(name).chmod(0o666 & ~mask)  # the usual mode; mkstemp's is for the owner only
         Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

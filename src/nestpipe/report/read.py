@@ -1,12 +1,12 @@
-"""Tells what it was given: a run directory, a trace, or the JSON of a bench."""
+"""Reads a run directory, a trace or the JSON of a bench, whichever it is given."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from nestpipe.report.bench import file_date, shape_bench
-from nestpipe.report.files import ReportError, read_json
+from nestpipe.report.bench import shape_bench
+from nestpipe.report.files import ReportError, file_date, read_json
 from nestpipe.report.run import FILES, read_run, read_trace_page
 from nestpipe.report.timeline import shape_timeline
 
@@ -22,7 +22,7 @@ def read(path: Path) -> dict[str, Any]:
     found = read_json(path, WANTED)
     if isinstance(found, dict) and "traceEvents" in found:
         return read_trace_page(
-            path, shape_timeline(found, str(path), "make it again with `nestpipe train … --trace FILE`")
+            path, shape_timeline(found, str(path), "write it again with `nestpipe train … --trace FILE`")
         )
     if path.name in FILES:
         raise ReportError(f"{path} is one file of a run: give the directory, {path.parent}")

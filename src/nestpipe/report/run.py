@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from nestpipe.report.exposed import COMPUTE, UNKNOWN
-from nestpipe.report.files import ReportError, count, mapping, number, parse_json, read_json, read_text, sequence, text
+from nestpipe.report.files import (
+    ReportError,
+    count,
+    file_date,
+    mapping,
+    number,
+    parse_json,
+    read_json,
+    read_text,
+    sequence,
+    text,
+)
 from nestpipe.report.series import charts
 from nestpipe.report.timeline import read_timeline, sums_of
 from nestpipe.schedule.stages import RENAMED, STAGES
 
 FILES = ("recipe.toml", "metrics.jsonl", "summary.json", "trace.json")
-REMOVE = "remove it and the page will do without it, or train again"
+REMOVE = "remove it and the page will be made without it, or train again"
 NO_TRACE = (
-    "No timeline: this run kept no trace. `nestpipe train` leaves one now (trace.json); "
+    "No timeline: this run kept no trace. Today's `nestpipe train` writes one (trace.json); "
     "`nestpipe report TRACE.json` shows what `--trace` wrote."
 )
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Of what the directory has; a run that was stopped has no summary, one of an older version no trace."""
+    """Shows what the directory has: a run that was stopped has no summary, one of an older version no trace."""
     there = [name for name in FILES if (path / name).is_file()]
     if not there:
         raise ReportError(
@@ -35,19 +45,19 @@ def read_run(path: Path) -> dict[str, Any]:
     records = _records(path / "metrics.jsonl", notes) if "metrics.jsonl" in there else []
     timeline = read_timeline(path / "trace.json", REMOVE) if "trace.json" in there else None
     if "summary.json" not in there:
-        notes.append("There is no summary: the run did not end by itself, or still goes on.")
+        notes.append("There is no summary: the run was stopped, or is still running.")
         if timeline is not None and len(timeline["workers"]) == 1:
-            notes.append("The trace is worker 0's: a run that is stopped asks no other.")
+            notes.append("The trace is of worker 0 only, as a stopped run does not collect the others.")
     notes += [why for record in records if (why := text(record.get("why")))]
     stages, source = _stages(summary), "over all steps but the first few"
     if stages is None and timeline is not None:
         stages, source = sums_of(timeline), "worker 0, over the steps of the trace"
-    newest = max((path / name).stat().st_mtime for name in there)
+    newest = max((path / name for name in there), key=lambda file: file.stat().st_mtime)
     return {
         "kind": "run",
         "title": text(summary.get("recipe")) or path.resolve().name,
         "subtitle": f"run {path.resolve().name}",
-        "facts": [("files of", _date(newest)), *_facts(summary, path)],
+        "facts": [("files of", file_date(newest)), *_facts(summary, path)],
         "figures": _figures(summary, records, stages),
         "notes": notes,
         "charts": charts(records),
@@ -66,7 +76,7 @@ def read_trace_page(trace: Path, timeline: dict[str, Any]) -> dict[str, Any]:
         "subtitle": "trace",
         "facts": [
             ("file", str(trace)),
-            ("of", _date(trace.stat().st_mtime)),
+            ("of", file_date(trace)),
             ("workers", len(timeline["workers"])),
             ("steps", timeline["steps"]),
             ("actions", timeline["spans"]),
@@ -86,14 +96,14 @@ def computes(stage: str) -> bool:
 
 
 def table_of_stages(stages: dict[str, dict[str, float]], source: str) -> dict[str, Any]:
-    """Where a trace does not say what was waited for, what each stage exposed and hid is not known."""
+    """If the trace does not say what compute waited for, exposed and hidden times of other stages are not known."""
     told = UNKNOWN not in stages
     rows = []
     for stage, ms in stages.items():
         known = told or computes(stage) or stage == UNKNOWN
         row: dict[str, Any] = {"stage": stage, "busy": ms["busy_ms"], "computes": computes(stage)}
         rows.append(row | {kind: ms[f"{kind}_ms"] if known else None for kind in ("hidden", "exposed")})
-    source += "" if told else "; this trace is an older one, which does not say what compute waited for"
+    source += "" if told else "; this older trace does not say what compute waited for"
     return {"rows": rows, "step_ms": sum(ms["exposed_ms"] for ms in stages.values()), "source": source}
 
 
@@ -109,7 +119,7 @@ def _stages(summary: dict[str, Any]) -> dict[str, dict[str, float]] | None:
 def _records(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     lines = read_text(path, REMOVE).split("\n")
     if lines[-1]:
-        notes.append("The last line of metrics.jsonl is cut off and was left out.")
+        notes.append("The last line of metrics.jsonl is truncated and was left out.")
     found = []
     for number_, line in enumerate(lines[:-1], 1):
         if line.strip():
@@ -123,7 +133,7 @@ def _records(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 def _figures(
     summary: dict[str, Any], records: list[dict[str, Any]], stages: dict[str, dict[str, float]] | None
 ) -> list[dict[str, Any]]:
-    """The few numbers that stand above everything else."""
+    """The few numbers at the top of the page."""
     found: list[dict[str, Any]] = []
 
     def add(name: str, value: float | None, digits: int, unit: str = "", hint: str = "") -> None:
@@ -148,7 +158,7 @@ def _figures(
 
 
 def _last(summary: dict[str, Any], records: list[dict[str, Any]], key: str) -> float | None:
-    """From the summary, or from the last line that has it."""
+    """The value in the summary, or in the last line that has it."""
     return next((value for r in (summary, *reversed(records)) if (value := number(r.get(key))) is not None), None)
 
 
@@ -188,7 +198,3 @@ def _chosen(chosen: Any) -> str | None:
 def _rounded(value: Any, digits: int) -> float | None:
     found = number(value)
     return None if found is None else round(found, digits)
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

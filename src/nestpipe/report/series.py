@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl as charts: loss, metrics, throughput, over steps."""
+"""Charts over steps from the lines of metrics.jsonl: loss, throughput, metrics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from nestpipe.report.files import mapping, number
 
 MOST_POINTS = 2000
-"""Of a line of a chart; beyond it only the least and the most of every piece stay."""
+"""The most points of a line in a chart; of longer lines only the lowest and highest of every piece stay."""
 
 MOST = 2.0**53
-"""Beyond it a browser cannot count on, and no run gets there."""
+"""Numbers beyond it are not exact in a browser, and no run gets there."""
 
 Points = list[tuple[float, float]]
 
 
 def charts(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those for which the run has logged anything; each with lines of (step, value)."""
+    """The charts that the run has values for; each has lines of (step, value)."""
     records = list(records)
     lines = [record for record in records if number(record.get("step")) is not None]
     held_out = [{"step": line["step"], **mapping(line.get("eval"))} for line in lines if mapping(line.get("eval"))]
@@ -71,7 +71,7 @@ def _line(records: list[dict[str, Any]], key: str) -> Points:
 
 
 def _rates(records: list[dict[str, Any]]) -> Points:
-    """Samples a second between two lines; `samples_per_s` itself is the mean since the start."""
+    """Samples per second between two lines of the log; `samples_per_s` itself is the mean since the start."""
     samples, seconds = dict(_line(records, "samples")), dict(_line(records, "seconds"))
     steps = [step for step in samples if step in seconds]
     found = []
@@ -82,7 +82,7 @@ def _rates(records: list[dict[str, Any]]) -> Points:
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most so many, with every peak and every hole still among them."""
+    """At most `most` points, which still include every peak and every dip."""
     if len(points) <= most:
         return points
     size = -(-len(points) // (most // 2 - 1))

@@ -1,21 +1,22 @@
-"""A trace as the page draws it: per worker its lanes, each a few columns of numbers, and what the compute lane waited for."""
+"""A trace as the page draws it: for each worker its lanes, as columns of numbers, and what compute waited for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from nestpipe.report.exposed import BETWEEN, COMPUTE, UNKNOWN, Ran, Wait, stage_sums, waits
+from nestpipe.report.exposed import COMPUTE, UNKNOWN, Ran, Wait, stage_sums, waits
 from nestpipe.report.files import ReportError, read_json
 from nestpipe.schedule.stages import LANES, STAGES
+from nestpipe.schedule.timeline import BETWEEN
 from nestpipe.schedule.view.svg import COLOURS
 from nestpipe.schedule.view.trace import current, problems
 
 FIRST_VIEW = 3
-"""Steps that the page shows at first; all of the trace is a key away."""
+"""Steps that the page shows at first; a key shows the whole trace."""
 
 NAMES = (*STAGES, BETWEEN, UNKNOWN)
-"""Spans name their stage by its place in this."""
+"""Spans give their stage as an index into this."""
 
 
 def read_timeline(path: Path, advice: str) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def shape_timeline(trace: Any, where: str, advice: str) -> dict[str, Any]:
 
 
 def sums_of(timeline: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Of the first worker: what a summary would tell."""
+    """The first worker's times by stage, as a summary has them."""
     sums: dict[str, dict[str, float]] = timeline["workers"][0]["sums"]
     return sums
 
@@ -101,7 +102,7 @@ def _columns(spans: list[Ran] | list[Wait]) -> dict[str, list[Any]]:
 
 
 def _short(microseconds: float) -> float | int:
-    """To a tenth of a microsecond; whole ones without a point, which saves a fifth of the page."""
+    """Rounds to a tenth of a microsecond; whole numbers become int, which saves a fifth of the page."""
     found = round(microseconds, 1)
     return int(found) if found == int(found) else found
 

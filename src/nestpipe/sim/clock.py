@@ -1,8 +1,9 @@
 """The virtual clock of a cluster: when every action of a list runs on every worker.
 
-As in the engine, an action starts when the one before it on its lane is over, all that it waits for is over, and the compute lane
-has begun what stands before it in the list.  Beside that it needs what lanes share: the host's cores for its host part, then the
-link for its wire part.  Whoever is ready first gets them.  An All2All begins when the last of its workers has come.
+As in the engine, an action starts once the action before it on its lane has ended, all that it waits for has ended, and
+the compute lane has started what comes before it in the list.  It also needs what lanes share: the host's cores for its
+host part, then the link for its wire part.  The lane that is ready first gets them.  An All2All starts when the last of
+its workers arrives.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ Times = np.ndarray
 """Milliseconds, one number per worker."""
 
 REMEMBERED = 6
-"""Batches: no action waits for one that lies further back."""
+"""Batches to keep: no action waits for one further back."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an action takes, in milliseconds; each part a number for all workers, or one for each."""
+    """The cost of an action in milliseconds; each part is one number for all workers, or one per worker."""
 
     host: float | Times = 0.0
     """On the host's cores, which its lanes share."""
     device: float | Times = 0.0
-    """On the accelerator, or asleep: takes nothing from other lanes."""
+    """On the accelerator, or asleep: other lanes do not notice."""
     wire: float | Times = 0.0
     """On the link, which its lanes share."""
     after: float = 0.0
-    """Behind the wire: what a message takes however little it carries."""
+    """After the wire: the latency of a message, whatever its size."""
     groups: int = 0
-    """Workers come together before the wire part, in so many groups; 0: they do not."""
+    """Workers wait for each other before the wire part, in this many groups; 0: they do not wait."""
     ahead: bool = False
-    """The host launches the device's part ahead of it, so that both take their time side by side."""
+    """The host launches the device part ahead of time, so that both parts overlap."""
     from_share: float = 1.0
-    """Of an action that begins within another: after this share of that one."""
+    """For an action that starts within another one: after this share of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ActionTimes:
     """One action on all workers."""
 
     action: Action
@@ -63,11 +64,11 @@ def simulate(
     workers: int,
     cores: float = 0.0,
     burst: float = 0.0,
-) -> Iterator[Run]:
-    """Runs a list; yields its actions in the order in which they take what they share.
+) -> Iterator[ActionTimes]:
+    """Runs a list; yields its actions in the order in which they take shared resources.
 
-    `cores` are those of one worker's host; 0: more than its lanes could use, so that nobody waits for one.  `burst`: milliseconds
-    of wire time that a link lets through at once after it has been idle for as long.
+    `cores` are those of one worker's host; 0: more than its lanes can use, so that none waits.  `burst`: milliseconds
+    of wire time that a link passes at once after it has been idle for as long.
     """
     lanes: dict[str, deque[tuple[Action, int]]] = {lane: deque() for lane in LANES}
     begun = 0
@@ -77,11 +78,11 @@ def simulate(
     left = sum(map(len, lanes.values()))
     zero = np.zeros(workers)
     issued = [zero]
-    """When the compute lane began its actions: with each, all up to the next one are issued."""
-    runs: dict[Name, Run] = {}
+    """When the compute lane started its actions: each issues all actions up to the next one."""
+    runs: dict[Name, ActionTimes] = {}
     lane_free = dict.fromkeys(LANES, zero)
     ready: dict[str, _Ready] = {}
-    """What the first action of a lane can do next, once all that it waits for is known."""
+    """What the first action of a lane can do next, once the end of all that it waits for is known."""
     core_free = wire_free = zero
     while left:
         for lane, queue in lanes.items():
@@ -94,7 +95,7 @@ def simulate(
                     ready[lane] = _Ready(start, start, takes)
         if not ready:
             heads = ", ".join(str(queue[0][0]) for queue in lanes.values() if queue)
-            raise Deadlock(f"the schedule stands still: {heads} wait for each other")
+            raise Deadlock(f"the schedule is deadlocked: {heads} wait for each other")
         lane = min(ready, key=lambda lane: ready[lane].at.mean())
         now = ready.pop(lane)
         at, takes, action = now.at, now.takes, lanes[lane][0][0]
@@ -118,7 +119,7 @@ def simulate(
         lanes[lane].popleft()
         left -= 1
         lane_free[lane] = at
-        runs[action.name] = Run(action, now.start, at)
+        runs[action.name] = ActionTimes(action, now.start, at)
         if action.stage == "step":
             for name in [name for name in runs if name[1] < action.batch - REMEMBERED]:
                 del runs[name]
@@ -129,13 +130,13 @@ def simulate(
 class _Ready:
     start: Times
     at: Times
-    """When it can go on."""
+    """When it can continue."""
     takes: Cost
     computed: bool = False
-    """Its wire part alone is left."""
+    """Only its wire part is left."""
 
 
-def _waited_for(action: Action, takes: Cost, runs: dict[Name, Run]) -> Times | float:
+def _waited_for(action: Action, takes: Cost, runs: dict[Name, ActionTimes]) -> Times | float:
     times = [runs[name].stop for name in action.waits]
     if action.within is not None:
         other = runs[action.within]

@@ -1,4 +1,4 @@
-"""What every action of a list takes on a cluster: a profile, scaled to its workers, batch, link and skew."""
+"""The cost of every action on a cluster: a profile, scaled to workers, batch, link and skew."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NOTHING = StageCost()
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a schedule is simulated on."""
+    """The cluster on which to simulate a schedule."""
 
     profile: Profile
     topology: Topology
     micro_batches: int
     batch: int
-    """Samples of one worker."""
+    """Samples per worker."""
     link: float = 1.0
-    """Speed of links, as a multiple of the profile's."""
+    """Speed of links as a multiple of the profile's."""
     skew: float = 0.0
-    """How much more than the mean the busiest owner has to look up, send and receive."""
+    """How much more than the mean the busiest owner looks up, sends and receives."""
     seed: int = 1
 
     @property
@@ -43,7 +43,7 @@ class Cluster:
         )
 
     def cost(self) -> Callable[[Action], Cost]:
-        """Drawn anew: the same numbers every time."""
+        """A new function of costs, which draws the same random numbers every time."""
         rng = np.random.default_rng(self.seed)
         profile, network = self.profile, self.profile.network
         size = self.batch / profile.samples
@@ -84,7 +84,7 @@ class Cluster:
         return cost
 
     def burst(self) -> float:
-        """Milliseconds of wire time that an idle link lets through at once."""
+        """Milliseconds of wire time that an idle link passes at once."""
         network = self.profile.network
         return network.burst_mb / (network.mb_per_ms * network.share * self.link)
 
@@ -92,7 +92,7 @@ class Cluster:
         return self.topology.takes(self.profile.network, mb / self.link)
 
     def _all_reduce(self, mb: float) -> Message:
-        """A ring: every worker sends its part on, twice around."""
+        """A ring: every part goes around twice."""
         if self.workers == 1:
             return Message(0.0, 0.0)
         network, around = self.profile.network, 2 * (self.workers - 1) / self.workers

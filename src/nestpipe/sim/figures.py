@@ -1,4 +1,4 @@
-"""What a simulated run shows: the step, what of it waited for lookup and for All2All, speedup, scaling."""
+"""The figures of a simulated run: its step, what it waited for, speedup and scaling."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nestpipe.sim.topology import FULL_MESH, parse
 
 STEPS = 50
 WARMUP = 10
-"""Steps that fill the pipeline, and do not count."""
+"""Steps that fill the pipeline and do not count."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Of one system on one cluster, per step of the slowest worker."""
+class StepFigures:
+    """One system on one cluster; milliseconds per step of the slowest worker."""
 
     system: str
     workers: int
@@ -31,14 +31,14 @@ class Figures:
     batch: int
     step_ms: float
     lookup_ms: float
-    """Exposed, as all that follow."""
+    """Exposed, as are the next three."""
     exposed_comm_ms: float
     dense_ms: float
     compute_ms: float
     raw_comm_ms: float
-    """All of All2All, hidden or not."""
+    """All All2All, hidden or not."""
     busiest_lane: str
-    """Beside compute."""
+    """Other than compute."""
     busiest_lane_ms: float
 
     @property
@@ -48,14 +48,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may vary."""
+    """What a user can vary."""
 
     micro_batches: int | None = None
     batch: int | None = None
     link: float = 1.0
     skew: float = 0.0
     topology: str = FULL_MESH
-    """Of systems that have no groups of their own."""
+    """For systems that have no groups of their own."""
     steps: int = STEPS
 
     def __post_init__(self) -> None:
@@ -67,10 +67,10 @@ class Settings:
         if not 0 <= self.skew < math.inf:
             raise ValueError(f"--skew must be at least 0, not {self.skew}")
         if self.steps <= WARMUP:
-            raise ValueError(f"--steps must be more than {WARMUP}, with which the pipeline fills, not {self.steps}")
+            raise ValueError(f"--steps must be more than {WARMUP}, which fill the pipeline, not {self.steps}")
 
 
-def run(system: System, profile: Profile, workers: int, settings: Settings = Settings()) -> Figures:  # noqa: B008
+def run(system: System, profile: Profile, workers: int, settings: Settings = Settings()) -> StepFigures:  # noqa: B008
     """Simulates a system and measures it as the engine measures a run."""
     cluster = cluster_of(system, profile, workers, settings)
     actions = build_by(system.builder, settings.steps, cluster.micro_batches, cluster.options)
@@ -96,7 +96,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
     exposed = divide({stage: kinds["exposed_ms"] for stage, kinds in timeline.report().items()})
     others = {lane: ms for lane, ms in lanes.items() if lane != "compute"}
     busiest = max(others, key=lambda lane: others[lane])
-    return Figures(
+    return StepFigures(
         system.name,
         workers,
         cluster.micro_batches,
@@ -130,10 +130,10 @@ def table(
     names: Sequence[str] = tuple(SYSTEMS),
     settings: Settings = Settings(),  # noqa: B008
 ) -> list[dict[str, Any]]:
-    """A row per system and number of workers, with speedup over `torchrec` and scaling against the profile's reference."""
-    known: dict[tuple[str, int], Figures] = {}
+    """A row per system and number of workers, with speedup over `torchrec` and scaling from the reference."""
+    known: dict[tuple[str, int], StepFigures] = {}
 
-    def figures(name: str, count: int) -> Figures:
+    def figures(name: str, count: int) -> StepFigures:
         if (name, count) not in known:
             known[name, count] = run(SYSTEMS[name], profile, count, settings)
         return known[name, count]

@@ -1,4 +1,4 @@
-"""Lines over an axis, as an SVG picture.  The same numbers give the same bytes; the background is part of the picture."""
+"""Line charts as SVG.  The same numbers give the same bytes; the picture has its own background."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from nestpipe.schedule.view.svg import COLOURS, GRID, INK, PAPER, QUIET
 WIDTH, HEIGHT = 760, 430
 LEFT, RIGHT, TOP, BOTTOM = 74, 150, 54, 56
 LEAST_APART = 15.0
-"""Pixels between two names at the right."""
+"""Least pixels between two names at the right."""
 COLOUR_NAMES = (*COLOURS, "#555555", "#cc3311")
 
 Line = Sequence[tuple[float, float]]
 
 
 def plot(lines: Mapping[str, Line], title: str, across: str, up: str) -> str:
-    """Every line with its name at its end.  Both axes by powers where values differ a lot."""
+    """Draws every line with its name at its end.  An axis is logarithmic if its values differ a lot."""
     xs = sorted({x for line in lines.values() for x, _ in line})
     across_axis = Axis.over(xs[0], xs[-1], LEFT, WIDTH - RIGHT)
     heights = [y for line in lines.values() for _, y in line]
     low, high = min(heights), max(heights)
     room = 0.06 * (high - low) or 1.0
-    near = high < 1.5 * low  # then the differences are what is to be seen, not the height
+    near = high < 1.5 * low  # show the differences, not the height
     up_axis = Axis.over(low - room if near else low, high + room, HEIGHT - BOTTOM, TOP, from_zero=not near)
     x_of, y_of = across_axis.place, up_axis.place
     parts = [
@@ -66,7 +66,7 @@ def plot(lines: Mapping[str, Line], title: str, across: str, up: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """From `low` at pixel `begin` to `high` at `end`, evenly or by powers."""
+    """From `low` at pixel `begin` to `high` at `end`, linear or logarithmic."""
 
     low: float
     high: float
@@ -76,7 +76,7 @@ class Axis:
 
     @staticmethod
     def over(low: float, high: float, begin: float, end: float, from_zero: bool = False) -> Axis:
-        """By powers where all is positive and the highest many times the lowest."""
+        """Logarithmic if all values are positive and the highest is many times the lowest."""
         if low > 0 and high >= 8 * low:
             return Axis(low, high, begin, end, True)
         return Axis(0.0 if from_zero else low, high if high > low else low + 1, begin, end, False)
@@ -87,7 +87,7 @@ class Axis:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
-        """Round numbers, some five."""
+        """About five round numbers."""
         if self.powers:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             return [d * 10.0**p for p in powers for d in (1, 2, 5) if self.low <= d * 10.0**p <= self.high]
@@ -98,7 +98,7 @@ class Axis:
 
 
 def _apart(places: Mapping[str, float]) -> dict[str, float]:
-    """Moved down as little as keeps names from lying on each other, then up where the last left the picture."""
+    """Moves names down until none overlap, then all up if the last one left the picture."""
     found: dict[str, float] = {}
     last = -math.inf
     for name, y in sorted(places.items(), key=lambda item: item[1]):

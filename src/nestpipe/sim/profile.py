@@ -1,4 +1,4 @@
-"""A profile: what stages cost on some cluster, as a TOML file.  Fitted to published figures, or measured."""
+"""A profile: what stages cost on a cluster, as a TOML file.  Fitted to published figures, or measured."""
 
 from __future__ import annotations
 
@@ -23,81 +23,80 @@ class ProfileError(NestPipeError, ValueError):
 
 @dataclass(frozen=True)
 class StageCost:
-    """Of one stage and a batch of `Profile.samples`, in milliseconds.  Micro-batches share it by their samples."""
+    """Milliseconds of one stage for a batch of `Profile.samples`.  Micro-batches share it by their samples."""
 
     host: float = 0.0
     """On the host's cores."""
     device: float = 0.0
     """On the accelerator, or waiting for a disk."""
     per_worker: float = 0.0
-    """More, for every worker of the cluster: what is shared gets slower."""
+    """Added for every worker of the cluster: shared resources get slower."""
     per_micro: float = 0.0
-    """More on the host, for every micro-batch: calls."""
+    """Added on the host for every micro-batch: calls."""
     device_per_micro: float = 0.0
-    """More on the accelerator, for every micro-batch: kernels that begin and end."""
+    """Added on the accelerator for every micro-batch: kernel launches."""
 
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """The link of one worker, and what a batch of `Profile.samples` puts on it."""
+    """The link of one worker, and what it carries for a batch of `Profile.samples`."""
 
     mb_per_ms: float = 1.0
     rows_mb: float = 0.0
-    """Rows of a batch, from all owners; their gradients are as large."""
+    """Rows of a batch from all owners; their gradients have the same size."""
     keys_mb: float = 0.0
     dense_mb: float = 0.0
     """Dense gradients."""
     share: float = 1.0
-    """Of the line rate that reaches the rows: headers, and messages that do not fill it."""
+    """Share of the line rate that payload reaches: headers and short messages take the rest."""
     burst_mb: float = 0.0
-    """What an idle link lets through at once: the bucket of a shaped link."""
+    """What an idle link passes at once: the bucket of a shaped link."""
     message_ms: float = 0.0
-    """What an exchange takes however little it carries."""
+    """Latency of an exchange, whatever its size."""
     peer_ms: float = 0.0
-    """More, for every worker that takes part."""
+    """Added for every worker that takes part."""
     congestion: float = 0.0
-    """By this share a byte gets slower with every worker that takes part: links in the middle are shared."""
+    """Slows a byte by this share for every worker that takes part, as shared links in the middle do."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """What stands at the top of a profile's file."""
+class Profile:
+    """What stages cost on a cluster; the file has the same keys."""
 
     title: str
     samples: int
-    """Of a worker's batch, for which the costs are."""
+    """Samples of a worker's batch that the costs are for."""
     workers: int = 2
-    """Of the cluster that the profile describes."""
+    """Workers of the cluster that the profile describes."""
     micro_batches: int = 8
     groups: int = 4
-    """Of 2D sparse parallelism: tables are divided within a group, and groups hold copies."""
+    """Groups of 2D sparse parallelism: each divides the tables among its workers, and groups hold copies."""
     reference_workers: int = 128
-    """With which scaling is compared."""
+    """Number of workers to compare scaling with."""
     buckets: int = 1
     buckets_final: list[float] = field(default_factory=list)
-    """After which share of the last backward pass (or of `weight_grad`) each bucket of dense gradients is; empty: evenly."""
+    """The share of the last backward pass (or of `weight_grad`) that completes each bucket; empty: evenly spread."""
     defer_weight_grads: bool = False
     RENAMED: ClassVar[Mapping[str, str]] = {"late_weights": "defer_weight_grads"}
     machine_cores: float = 0.0
-    """Of one machine that all workers share, as in a lab; 0: more than their lanes could use."""
+    """Cores of one machine that all workers share, as in a lab; 0: more than their lanes can use."""
     jitter: float = 0.0
-    """Spread of compute from micro-batch to micro-batch and from worker to worker, as a share of it."""
+    """Spread of compute between micro-batches and workers, as a share of it."""
     fitted: list[str] = field(default_factory=list)
-    """Keys that were chosen to meet published figures.  All others are assumed or measured."""
+    """Keys that were fitted to published figures.  All others are assumed or measured."""
     assumptions: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile(Head):
-    network: NetworkCost
-    stages: dict[str, StageCost]
+    network: NetworkCost = NetworkCost()
+    stages: dict[str, StageCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for stage in self.stages:
+            if stage not in STAGES:
+                raise ProfileError(f"stages.{stage}: there is no such stage; there are {', '.join(STAGES)}")
         for name in ("samples", "workers", "micro_batches", "groups", "reference_workers", "buckets"):
             if getattr(self, name) < 1:
                 raise ProfileError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.buckets_final and len(self.buckets_final) != self.buckets:
-            raise ProfileError(f"buckets_final must have a number for each of the {self.buckets} buckets, or none")
+            raise ProfileError(f"buckets_final must have a number for each of the {self.buckets} buckets, or be empty")
         if any(not 0 <= share <= 1 for share in self.buckets_final):
             raise ProfileError("buckets_final must be shares from 0 to 1")
         if not 0 < self.network.share <= 1:
@@ -117,7 +116,7 @@ def profiles() -> list[str]:
 
 
 def load_profile(name: str) -> Profile:
-    """A shipped profile by its name, or a file."""
+    """Reads a shipped profile by its name, or a file."""
     path = Path(name) if name.endswith(".toml") else PROFILES / f"{name}.toml"
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -130,17 +129,8 @@ def load_profile(name: str) -> Profile:
 
 
 def read_profile(values: dict[str, Any], where: str) -> Profile:
-    given = dict(values)
-    stages = given.pop("stages", {})
-    if not isinstance(stages, dict):
-        raise ProfileError(f"{where}: stages must be tables, one for each stage")
-    for stage in stages:
-        if stage not in STAGES:
-            raise ProfileError(f"{where}: stages.{stage}: there is no such stage; there are {', '.join(STAGES)}")
+    """Checks the values of a profile; `where` is the file that errors name."""
     try:
-        costs = {stage: build(StageCost, cost, f"stages.{stage}") for stage, cost in stages.items()}
-        network = build(NetworkCost, given.pop("network", {}), "network")
-        head = build(Head, given, "profile")
-        return Profile(network=network, stages=costs, **vars(head))
+        return build(Profile, values, "profile")
     except ValueError as error:
         raise ProfileError(f"{where}: {error}") from None

@@ -1,6 +1,6 @@
-"""What the paper reports (arXiv 2604.06956), and how far the simulated cluster is from it.
+"""The figures that the paper reports (arXiv 2604.06956), and how far the simulated cluster is from them.
 
-Figures come from readers' notes on the paper; "~" marks those that were noted as rounded.
+Figures come from readers' notes on the paper; "~" marks those noted as rounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nestpipe.sim.systems import SYSTEMS
 PROFILE = "paper-npu"
 WORKERS, FEW = 1536, 128
 PERCENT, POINTS = 5.0, 2.0
-"""How far off a figure may be that the profile promises to reproduce: in percent of it, and in points of a percentage."""
+"""How far off a promised figure may be: in percent, and in percentage points for a percentage."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Published:
     simulated: Callable[[Simulated], float]
     unit: str = "ms"
     promised: bool = True
-    """Otherwise it is shown with its error, and no more."""
+    """Whether the profile promises to reproduce it; other figures are only shown with their error."""
 
 
 class Simulated:
-    """Runs of the systems, each made once."""
+    """Simulates each system once and keeps its figures."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -43,7 +43,7 @@ class Simulated:
         return self._known[key][what]
 
     def efficiency(self, system: str, workers: int = WORKERS) -> float:
-        """In percent, against few workers."""
+        """Scaling efficiency in percent, from `FEW` workers."""
         return 100 * self(system, "step_ms", FEW) / self(system, "step_ms", workers)
 
     def share(self, system: str, what: str, workers: int) -> float:
@@ -122,7 +122,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """In percent of the published figure; of percentages, in points."""
+        """In percent of the published figure; for percentages, in points."""
         if self.unit == "%":
             return self.simulated - self.published
         return 100 * (self.simulated / self.published - 1)

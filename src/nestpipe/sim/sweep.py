@@ -1,8 +1,8 @@
-"""One thing varied, all else the same: how systems scale, and where a setting has its best point."""
+"""Varies one setting: how systems scale, and which value is best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,42 +12,44 @@ from nestpipe.sim.systems import SYSTEMS
 
 
 @dataclass(frozen=True)
-class Axis:
-    """What is varied."""
+class SweepAxis:
+    """A setting to vary."""
 
     title: str
     values: tuple[float, ...]
     systems: tuple[str, ...]
     vary: Callable[[Settings, float], Settings]
     speedup: bool = False
-    """What is shown: times faster than torchrec, not the step."""
+    """Shows the speedup over torchrec instead of the step."""
 
 
 ALL = tuple(SYSTEMS)
 FEW = ("torchrec", "dbp", "fwp", "nestpipe", "nestpipe+2d-sp")
 
 AXES = {
-    "workers": Axis("workers", (128, 256, 512, 1024, 1536, 2560, 5120, 10240), ALL, lambda s, _: s),
-    "micro": Axis(
+    "workers": SweepAxis("workers", (128, 256, 512, 1024, 1536, 2560, 5120, 10240), ALL, lambda s, _: s),
+    "micro": SweepAxis(
         "micro-batches per batch",
         (2, 4, 8, 16, 32),
         ("nestpipe", "nestpipe+2d-sp"),
         lambda s, value: replace(s, micro_batches=int(value)),
     ),
-    "batch": Axis(
+    "batch": SweepAxis(
         "samples of a worker's batch", (64, 128, 256, 512, 1024, 2048), FEW, lambda s, v: replace(s, batch=int(v)), True
     ),
-    "link": Axis(
+    "link": SweepAxis(
         "speed of links, times the profile's", (0.25, 0.5, 1, 2, 4, 8), FEW, lambda s, v: replace(s, link=v), True
     ),
-    "skew": Axis("busiest owner above the mean", (0, 0.1, 0.25, 0.5, 1, 2), FEW, lambda s, v: replace(s, skew=v), True),
+    "skew": SweepAxis(
+        "busiest owner above the mean", (0, 0.1, 0.25, 0.5, 1, 2), FEW, lambda s, v: replace(s, skew=v), True
+    ),
 }
 
 
 def sweep(
     axis: str, profile: Profile, workers: int, settings: Settings, tell: Callable[[float, str], None] = lambda *_: None
 ) -> list[dict[str, Any]]:
-    """A row per system and value."""
+    """Returns a row per system and value."""
     varied = AXES[axis]
     rows: list[dict[str, Any]] = []
     for number, value in enumerate(varied.values):
@@ -60,9 +62,3 @@ def sweep(
             speedup = base.step_ms / one.step_ms
             rows.append({"axis": axis, "value": value, **vars(one), "qps": one.qps, "speedup": speedup})
     return rows
-
-
-def best(rows: Sequence[dict[str, Any]], system: str) -> float:
-    """The value with the shortest step."""
-    mine = [row for row in rows if row["system"] == system]
-    return float(min(mine, key=lambda row: row["step_ms"])["value"])

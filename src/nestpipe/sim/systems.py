@@ -1,4 +1,4 @@
-"""The systems that are compared: each a schedule and a topology, none a number."""
+"""The systems to compare: each is a schedule and a topology, without any number of its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nestpipe.schedule.options import DEFAULT
 
 
 def stale(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
-    """A prefetcher as many have it: `dbp`, but nobody copies rows that the last batch has changed since they were read.
+    """A common prefetcher: `dbp` without the copy of rows that the last batch has changed since they were read.
 
-    Rows of the next batch go on their way when the dense step is over, whatever their own update does.  `check` refuses it.
+    Rows of the next batch leave after the dense step, whether they are updated or not.  `check` refuses it.
     """
     following = [a for a in dbp(step, micro_batches, start, options) if a.batch == step + 1 and a.stage == "embed"]
     issued = [
@@ -32,7 +32,7 @@ class System:
     title: str
     builder: Builder
     pipelined: bool
-    """Micro-batches: the profile's number, or one."""
+    """Has the profile's number of micro-batches; otherwise one."""
     grouped: bool = False
     """2D sparse parallelism."""
 
@@ -53,10 +53,10 @@ SYSTEMS = {
 
 @functools.cache
 def exact(name: str) -> str:
-    """What `check` says of a system's schedule: "yes" or "no".  Of groups it cannot tell: their copies are summed in some way."""
+    """What `check` says about a system's schedule.  It cannot tell for groups, whose sums are not in the list."""
     system = SYSTEMS[name]
     if system.grouped:
-        return "as its groups are"
+        return "if its groups are"
     micro_batches = 2 if system.pipelined else 1
     batches, options = 5, replace(DEFAULT, defer_weight_grads=False)
     mine = build_by(system.builder, batches, micro_batches, options)

@@ -1,4 +1,4 @@
-"""Who sends to whom in an All2All, and what that costs."""
+"""Topologies: who sends to whom in an All2All, and its cost."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from nestpipe.sim.profile import NetworkCost
 
 @dataclass(frozen=True)
 class Message:
-    """Milliseconds of an exchange."""
+    """The cost of an exchange in milliseconds."""
 
     wire: float
-    """While which the link is busy."""
+    """The link is busy."""
     after: float
-    """And then, however little there is to carry."""
+    """Latency after that, whatever the size."""
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AllToAll:
     """An All2All among `members` workers, in `groups` groups that do not wait for each other."""
 
     members: int
     groups: int
 
     def remote(self) -> float:
-        """Of rows that are anywhere with equal chance, the share that another worker has."""
+        """The share of evenly spread rows that other workers own."""
         return (self.members - 1) / self.members
 
     def takes(self, network: NetworkCost, mb: float) -> Message:
-        """For `mb` from each worker to the others together."""
+        """For `mb` from each worker to all others together."""
         peers = self.members - 1
         if not peers:
             return Message(0.0, 0.0)
@@ -40,15 +40,15 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Topology:
-    """How an All2All over `workers` is done."""
+    """How `workers` do an All2All."""
 
     workers: int
 
-    def exchange(self) -> Exchange:
-        return Exchange(self.workers, 1)
+    def exchange(self) -> AllToAll:
+        return AllToAll(self.workers, 1)
 
     def takes(self, network: NetworkCost, mb: float) -> Message:
-        """An All2All of rows or gradients; `mb` as if all of it had to leave the worker."""
+        """An All2All of rows or gradients; `mb` counts those that stay on the worker, too."""
         exchange = self.exchange()
         return exchange.takes(network, mb * exchange.remote())
 
@@ -59,26 +59,26 @@ class FullMesh(Topology):
 
 @dataclass(frozen=True)
 class Grouped(Topology):
-    """2D sparse parallelism: tables are divided among the workers of a group, and every group has all tables.
+    """2D sparse parallelism: every group has all tables, divided among its workers.
 
-    The sums between copies are counted as part of the exchange, as in the published figures.
+    Sums over the copies count as part of the exchange, as in the published figures.
     """
 
     groups: int = 4
 
-    def exchange(self) -> Exchange:
-        return Exchange(self.workers // self.groups, self.groups)
+    def exchange(self) -> AllToAll:
+        return AllToAll(self.workers // self.groups, self.groups)
 
 
 @dataclass(frozen=True)
 class Hierarchical(Topology):
-    """Workers of a host gather first what goes to another host, `speed` times as fast; then hosts exchange, link by link."""
+    """Workers of a host first gather what goes to other hosts, `speed` times as fast; then hosts exchange it."""
 
     per_host: int = 8
     speed: float = 8.0
 
     def takes(self, network: NetworkCost, mb: float) -> Message:
-        inside, between = Exchange(self.per_host, 1), Exchange(self.workers // self.per_host, 1)
+        inside, between = AllToAll(self.per_host, 1), AllToAll(self.workers // self.per_host, 1)
         first = inside.takes(network, mb * inside.remote() / self.speed)
         then = between.takes(network, mb * between.remote())
         return Message(first.wire + then.wire, first.after + then.after)
@@ -89,7 +89,7 @@ KINDS = f"{FULL_MESH}, groups:G, hierarchical:K"
 
 
 def parse(text: str, workers: int) -> Topology:
-    """As on the command line."""
+    """Parses `--topology`."""
     kind, _, number = text.partition(":")
     if text == FULL_MESH:
         return FullMesh(workers)
