@@ -105,7 +105,7 @@ def trained(world: World, folder: str, path: str, steps: int | None, goes_on: bo
     recipe_text = where / "skip.toml"
     recipe = load_recipe(recipe_text, [f"train.steps={steps or 'none'}"], DATA, MODELS)
     resumed = find_resumed(recipe, Path(path), 6, lambda text: parse_recipe(text, DATA, MODELS)) if goes_on else None
-    return train(recipe, world, path, quiet=True, resumed=resumed, goes_on=goes_on)
+    return train(recipe, world, path, quiet=True, resumed=resumed, resuming=goes_on)
 
 
 RECIPE = """

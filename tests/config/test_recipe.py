@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestpipe.config.recipe import Recipe, RecipeError, build, load_recipe
-from nestpipe.config.sections import SECTIONS, describe, field_help
+from nestpipe.config.build import RecipeError, build
+from nestpipe.config.describe import describe
+from nestpipe.config.recipe import SECTIONS, Recipe, load_recipe
+from nestpipe.config.wording import field_help
 
 
 @dataclass(frozen=True)

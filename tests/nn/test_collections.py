@@ -21,9 +21,11 @@ from nestpipe import (
     World,
 )
 from nestpipe.data.jagged import JaggedTensor
-from nestpipe.nn.collections import Collection, View, attach_collections
+from nestpipe.nn.collections import Collection
 from nestpipe.ops.pooling import Bags, PoolRows, Untrained, _pool_backward_with_torch, _pool_with_torch
+from nestpipe.sparse.attach import attach_collections
 from nestpipe.sparse.batch_context import BatchContext
+from nestpipe.sparse.view import MicroBatchView
 from nestpipe.tables.config import TableConfig
 from oracle import OracleBags, OracleSequences, OracleTables, distance
 
@@ -71,7 +73,7 @@ class Trial:
 
     def look(self, micro: int) -> KeyedJaggedTensor:
         """The features of one micro-batch, which the collection now looks at."""
-        self.collection.look_at(View(self.context, micro, trains=True))
+        self.collection.look_at(MicroBatchView(self.context, micro, trains=True))
         return self.context.micros[micro].sparse_features
 
     def check_grads(self) -> None:

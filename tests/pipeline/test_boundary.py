@@ -149,12 +149,12 @@ def told_too_early(pipeline: TrainPipeline) -> None:
         with watching(self, [threading.Event() for _ in events]):
             yield
 
-    pipeline._watch.watching = at_once.__get__(pipeline._watch)  # type: ignore[union-attr]
+    pipeline._stages.watch.watching = at_once.__get__(pipeline._stages.watch)  # type: ignore[union-attr]
 
 
 def called_made_too_early(pipeline: TrainPipeline) -> None:
-    """All buckets are called final when `weights` begins."""
-    late = pipeline._late
+    """All buckets are called final when `weight_grad` begins."""
+    late = pipeline._stages.deferred
     assert late is not None
     make_them = late.make
 
@@ -204,7 +204,7 @@ def test_buckets_leave_inside_the_last_backward_pass() -> None:
 def travels_meanwhile(world: World) -> bool:
     """Whether row gradients and buckets were on their way, and the next rows, before all weights had their gradients."""
     pipeline = make(world, "nested", 2, trace=True)
-    late = pipeline._late
+    late = pipeline._stages.deferred
     assert late is not None
     make_them = late.make
     late.make = lambda buckets, made: make_them(buckets, lambda b: (made(b), time.sleep(0.03))[0])  # type: ignore[method-assign]

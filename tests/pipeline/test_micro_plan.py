@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from nestpipe import RowWiseAdagrad, TrainPipeline
 from nestpipe.comm.world import World
+from nestpipe.config.micro_batches import check_micro_batches
 from nestpipe.pipeline import tuner
-from nestpipe.pipeline.micro_plan import GivenPlan, Measured, check_micro_batches
+from nestpipe.pipeline.micro_plan import GivenPlan, Measured
 from nestpipe.pipeline.tuner import (
     CANDIDATES,
     LEAST_KEPT,

@@ -464,7 +464,8 @@ def walk_everything(world: World) -> tuple[bool, list[tuple[int, ...]]]:
     for table in samples.tables("dlrm"):
         wanted = samples.keys_of("dlrm", setting.batches())[table]
         rows = pipeline.rows(table, wanted).numpy()
-        chunks = list(walk(pipeline.sparse, table, chunk_rows=3))
+        group, number = pipeline.place_of(table)
+        chunks = list(walk(world, pipeline.stores[group], number, chunk_rows=3))
         sizes.append(tuple(len(keys) for keys, _, _ in chunks))
         if world.rank == 0:
             good = good and np.array_equal(np.concatenate([keys for keys, _, _ in chunks]), wanted)

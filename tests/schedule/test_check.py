@@ -14,6 +14,7 @@ from nestpipe.schedule import BUILDERS, Action, Options, build
 from nestpipe.schedule.action import Name, act, label
 from nestpipe.schedule.check import Proof, Violation, check, examine, happens_before
 from nestpipe.schedule.effects import STORE, Effect, rows
+from nestpipe.schedule.options import DEFAULT
 
 Change = Callable[[list[Action]], list[Action]]
 
@@ -108,7 +109,7 @@ def test_writeback_of_t_minus_2_after_retrieve_of_t() -> None:
 
 def test_early_retrieve_breaks_without_any_part_of_it() -> None:
     """Rows of t-2 come from its buffer: what it may leave out, copy, and must wait for."""
-    options = Options(early_retrieve=True)
+    options = replace(DEFAULT, early_retrieve=True)
     serial = build("serial", 5, 2, options)
     actions = build("nested", 5, 2, options)
     assert check(actions, serial) is None
@@ -134,7 +135,7 @@ def test_early_retrieve_breaks_without_any_part_of_it() -> None:
 
 def test_a_sweep_before_writeback_of_t_minus_2() -> None:
     """A sweep looks at all rows: those that only t-2 touches must be in the store before it, too."""
-    options = Options(evicts=True)
+    options = replace(DEFAULT, evicts=True)
     actions = moved(waiting(build("dbp", 4, 2, options), "retrieve 2", "route 2"), "retrieve 2", before="writeback 0")
     serial = build("serial", 4, 2, options)
     found = check(actions, serial)
@@ -148,13 +149,13 @@ def test_a_sweep_before_writeback_of_t_minus_2() -> None:
 
 def test_a_sweep_beside_early_retrieve() -> None:
     """Rows that t-2 has not written back yet are nowhere to be seen by a sweep: the two do not go together."""
-    options = Options(early_retrieve=True, evicts=True)
+    options = replace(DEFAULT, early_retrieve=True, evicts=True)
     assert check(build("nested", 5, 2, options), build("serial", 5, 2, options)) is not None
 
 
 def test_a_sweep_that_looks_at_the_rows_of_the_batch_before() -> None:
     """They are in the store under serial, and not yet under dbp."""
-    options = Options(evicts=True)
+    options = replace(DEFAULT, evicts=True)
 
     def curious(actions: list[Action]) -> list[Action]:
         retrieve = actions[place(actions, "retrieve 2")]
@@ -228,7 +229,7 @@ def test_agreed_before_the_last_accumulate() -> None:
 
 def test_update_that_does_not_wait_for_the_verdict() -> None:
     """Where gradients are clipped: after the last accumulate, but before all workers know by how much."""
-    options = Options(clips=True)
+    options = replace(DEFAULT, clips=True)
     actions = waiting(build("dbp", 4, 2, options), "update 0", "accumulate 0.1")
     found = check(actions, build("serial", 4, 2, options))
     assert found is not None
@@ -243,7 +244,7 @@ def test_a_batch_that_was_not_agreed_on_reaches_the_tables() -> None:
 
 def test_a_bucket_that_does_not_wait_for_the_backward_pass() -> None:
     """Dense gradients summed over the workers while they are still being added to."""
-    options = Options(defer_weight_grads=False)
+    options = replace(DEFAULT, defer_weight_grads=False)
     actions = changed(build("nested", 4, 2, options), "reduce 1.0", within=("compute", 1, 0))
     found = check(actions, build("serial", 4, 2, options))
     assert found is not None
@@ -253,19 +254,19 @@ def test_a_bucket_that_does_not_wait_for_the_backward_pass() -> None:
 def test_a_bucket_that_does_not_wait_for_its_weights() -> None:
     """The backward passes have left part of it undone."""
     actions = changed(build("nested", 4, 2), "reduce 1.0", within=("compute", 1, 1))
-    assert_names(broken(actions), "weights 1", "reduce 1.0", (), "bucket 0")
+    assert_names(broken(actions), "weight_grad 1", "reduce 1.0", (), "bucket 0")
 
 
 def test_weights_made_before_the_last_backward_pass() -> None:
-    actions = moved(build("nested", 4, 2), "weights 1", before="compute 1.1")
+    actions = moved(build("nested", 4, 2), "weight_grad 1", before="compute 1.1")
     assert_names(broken(actions), "compute 1.1", "reduce 1.0", (), "bucket 0")
     actions = waiting(changed(actions, "reduce 1.0", within=None), "reduce 1.0", "compute 1.1")
-    assert_names(broken(actions), "compute 1.1", "weights 1", (), "kept 1")
+    assert_names(broken(actions), "compute 1.1", "weight_grad 1", (), "deferred 1")
 
 
 def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
     """A bucket is summed inside the backward pass; row gradients may still be missing when its sum is there."""
-    options = Options(buckets=3, defer_weight_grads=False)
+    options = replace(DEFAULT, buckets=3, defer_weight_grads=False)
     actions = build("nested", 3, 2, options)
     actions = waiting(actions, "grad 1.1", "reduce 1.2")
     for text in ("grad 1.1", "accumulate 1.1"):
@@ -282,7 +283,9 @@ def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
 def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: int, clips: bool, early: bool) -> None:
     """Whatever a builder may vary gives what `serial` gives with the same options."""
     for early_update, defer_weight_grads, early_prepare, retrieve in itertools.product((False, True), repeat=4):
-        options = Options(buckets, clips, look_ahead, early, early_update, defer_weight_grads, early_prepare, retrieve)
+        options = Options(
+            buckets, clips, look_ahead, early, early_update, defer_weight_grads, early_prepare, retrieve, evicts=False
+        )
         options = replace(options, evicts=early and not retrieve)
         assert check(build(schedule, 5, 3, options), build("serial", 5, 3, options)) is None
 
@@ -381,7 +384,7 @@ def test_effects_that_check_cannot_follow_are_refused() -> None:
 @pytest.mark.parametrize("early_retrieve", [False, True])
 def test_every_wait_is_needed_or_implied(schedule: str, micros: int, early_retrieve: bool) -> None:
     """Each wait dropped alone is caught, or changes nothing in what comes before what, or is known not to be about exactness."""
-    options = Options(early_retrieve=early_retrieve)
+    options = replace(DEFAULT, early_retrieve=early_retrieve)
     reference, actions = build("serial", 4, micros, options), build(schedule, 4, micros, options)
     order, rng = happens_before(actions), random.Random(0)
     caught, implied, free = set(), set(), set()

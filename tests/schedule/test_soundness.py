@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from executions import execute, random_order, random_uses, uses_of
-from nestpipe.schedule import BUILDERS, Action, Options, build
+from nestpipe.schedule import BUILDERS, Action, build
 from nestpipe.schedule.check import Violation, check, happens_before
 from nestpipe.schedule.effects import STORE, Effect, rows
+from nestpipe.schedule.options import DEFAULT
 
 Actions = list[Action]
 Change = Callable[[Actions, random.Random], Actions]
@@ -110,7 +111,7 @@ def test_what_is_called_exact_always_runs_like_serial(
 ) -> None:
     """And so no list that can differ from serial is ever called exact."""
     rng = random.Random(seed)
-    options = Options(evicts=evicts)
+    options = replace(DEFAULT, evicts=evicts)
     actions, reference = build(schedule, *size, options), build("serial", *size, options)
     for change in changes:
         actions = change(actions, rng)
@@ -135,7 +136,7 @@ def test_what_is_called_not_exact_can_differ_from_serial(
     Of changed effects this is not asked: a race is refused even where what it leaves is overwritten before anybody reads it.
     """
     rng = random.Random(seed)
-    options = Options(evicts=evicts)
+    options = replace(DEFAULT, evicts=evicts)
     actions, reference = build(schedule, *size, options), build("serial", *size, options)
     for change in changes:
         actions = change(actions, rng)

@@ -7,14 +7,15 @@ import itertools
 import pytest
 
 from nestpipe.schedule import BUILDERS, LANES, STAGES, build
-from nestpipe.schedule.clock import ISSUER, NOMINAL, nominal, run
+from nestpipe.schedule.clock import nominal, run
+from nestpipe.schedule.stages import CALLERS_LANE
 
 
 def test_every_stage_has_a_nominal_cost() -> None:
-    assert set(NOMINAL) == set(STAGES) and all(cost > 0 for cost in NOMINAL.values())
+    assert all(stage.cost > 0 for stage in STAGES.values())
 
 
-@pytest.mark.parametrize("issuer", [ISSUER, None])
+@pytest.mark.parametrize("issuer", [CALLERS_LANE, None])
 @pytest.mark.parametrize("schedule", BUILDERS)
 def test_lanes_and_waits_are_kept(schedule: str, issuer: str | None) -> None:
     actions = build(schedule, 5, 3)
@@ -31,7 +32,9 @@ def test_lanes_and_waits_are_kept(schedule: str, issuer: str | None) -> None:
 def test_serial_is_the_sum_and_micro_batches_share_the_cost() -> None:
     for micros in (1, 2, 4):
         actions = build("serial", 3, micros)
-        assert max(s.stop for s in run(actions, nominal(actions))) == pytest.approx(3 * sum(NOMINAL.values()))
+        assert max(s.stop for s in run(actions, nominal(actions))) == pytest.approx(
+            3 * sum(stage.cost for stage in STAGES.values())
+        )
 
 
 def test_dbp_hides_what_it_is_meant_to_hide() -> None:
@@ -39,7 +42,7 @@ def test_dbp_hides_what_it_is_meant_to_hide() -> None:
     actions = build("dbp", 8, 1)
     starts = [s.start for s in run(actions, nominal(actions)) if s.action.stage == "sync"]
     hidden = ("load", "move", "route", "retrieve", "writeback", "weight_grad", "reduce", "agree", "step")
-    step = sum(cost for stage, cost in NOMINAL.items() if stage not in hidden)
+    step = sum(stage.cost for stage in STAGES.values() if stage.name not in hidden)
     assert {b - a for a, b in itertools.pairwise(starts)} == {step}
 
 
@@ -55,7 +58,7 @@ def test_nothing_is_issued_before_the_issuer_has_come_to_it() -> None:
     actions = build("nested", 4, 4)
     engine, free = (
         {str(s.action): s.start for s in run(actions, lambda a: 9 if a.stage == "agree" else 1, issuer)}
-        for issuer in (ISSUER, None)
+        for issuer in (CALLERS_LANE, None)
     )
     assert engine["embed 1.1"] >= engine["step 0"] > free["embed 1.1"]
     assert all(free[name] <= start for name, start in engine.items())

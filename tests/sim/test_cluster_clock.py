@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestpipe.schedule import BUILDERS, Options, build
-from nestpipe.schedule.action import STAGES, Action, act
+from nestpipe.schedule import BUILDERS, build
+from nestpipe.schedule.action import Action, act
 from nestpipe.schedule.clock import run
+from nestpipe.schedule.options import DEFAULT
+from nestpipe.schedule.stages import STAGES
 from nestpipe.sim.clock import Cost, Deadlock, simulate
 
 
@@ -26,7 +30,7 @@ def spans(actions, cost, workers=1, cores=0.0):
     st.booleans(),
 )
 def test_where_nothing_is_shared_it_is_the_clock_of_one_schedule(name, batches, micros, takes, defer_weight_grads):
-    actions = build(name, batches, micros, Options(defer_weight_grads=defer_weight_grads))
+    actions = build(name, batches, micros, replace(DEFAULT, defer_weight_grads=defer_weight_grads))
     plain = {span.action.name: (span.start, span.stop) for span in run(actions, lambda a: takes[a.stage])}
     found = spans(actions, lambda a: Cost(device=takes[a.stage]))
     assert {name: (start[0], stop[0]) for name, (start, stop) in found.items()} == plain

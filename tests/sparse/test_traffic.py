@@ -62,7 +62,7 @@ def count_exchanges(world: World, tables: int, dims: list[int], micro_batches: i
             counts["reduced"] = counts.get("reduced", 0) + 1
             super().all_reduce(*args)
 
-    for exchange in (pipeline.sparse._route_exchange, pipeline.sparse._row_exchange, pipeline._dense_exchange):
+    for exchange in (pipeline.sparse._route_exchange, pipeline.sparse._row_exchange, pipeline.dense.exchange):
         exchange.__class__ = Counting
     batches = iter([many_ids(tables, 8, 2, world.rank) for _ in range(2)])
     pipeline.progress(batches)

@@ -50,7 +50,7 @@ def train_run(
         find_resumed(recipe, Path(run), from_step, lambda text: parse_recipe(text, DATA, MODELS)) if goes_on else None
     )
     assert resumed is not None or not goes_on
-    return train(recipe, world, run, quiet=True, resumed=resumed, goes_on=goes_on)
+    return train(recipe, world, run, quiet=True, resumed=resumed, resuming=goes_on)
 
 
 def resume(world: World, model: str, settings: list[str], run: str, from_step: int | None = None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import samples
 from nestpipe.comm.world import World
+from nestpipe.config.micro_batches import MicroBatches
 from nestpipe.data.batch import Batch
-from nestpipe.pipeline.micro_plan import Wanted
 from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.tables.eviction.policy import EvictionPolicy
@@ -27,7 +27,7 @@ class Setting:
 
     model: str
     optimizer: SparseOptimizer
-    micro_batches: Wanted = 1
+    micro_batches: MicroBatches = 1
     steps: int = 20
     dtype: str = "float64"
     seed: int = 0

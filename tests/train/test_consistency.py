@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nestpipe.comm.world import World
-from nestpipe.train.consistency import NotConsistent, check_consistent, together
+from nestpipe.train.consistency import NotConsistent, check_consistent, gather_counts
 from workers import run
 
 
@@ -16,7 +16,7 @@ def compare(world: World, differ: bool) -> str:
 
 
 def mine_and_others(world: World) -> dict[str, int]:
-    return together(world, {f"part {world.rank}": world.rank, "shared": 7})
+    return gather_counts(world, {f"part {world.rank}": world.rank, "shared": 7})
 
 
 def test_all_refuse_together() -> None:

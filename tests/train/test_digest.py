@@ -48,7 +48,8 @@ def trained_and_digested(
     for chunk in CHUNKS:
         found = {}
         for table in mine.rows:
-            parts = list(walk(pipeline.sparse, table, chunk))
+            group, number = pipeline.place_of(table)
+            parts = list(walk(world, pipeline.stores[group], number, chunk))
             assert all(0 < len(keys) <= chunk * world.size for keys, _, _ in parts), "a chunk is bounded and not empty"
             assert not parts or world.rank == 0
             found[table] = [np.concatenate(column) for column in zip(*parts)]

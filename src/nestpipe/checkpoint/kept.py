@@ -38,9 +38,8 @@ class Kept(Protocol):
 
 
 def kept_of(pipeline: TrainPipeline) -> list[Kept]:
-    sparse = pipeline.sparse
-    rows: list[Kept] = [KeptRows(store) for store in sparse.stores]
-    waiting = [KeptSightings(store.group, store.sightings) for store in sparse.stores if store.sightings is not None]
+    rows: list[Kept] = [KeptRows(store) for store in pipeline.stores]
+    waiting = [KeptSightings(store.group, store.sightings) for store in pipeline.stores if store.sightings is not None]
     return [*rows, *waiting]
 
 

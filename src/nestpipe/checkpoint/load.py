@@ -22,7 +22,6 @@ from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.keys import owners_of, share_of
 from nestpipe.pipeline.pipeline import TrainPipeline
-from nestpipe.sparse.stages import SparseStages
 from nestpipe.tables.snapshot import Rows
 
 SEED_OF_OTHERS = 7_368_787
@@ -55,7 +54,7 @@ def restore(
             done += file.bytes
             tell(done / total)
     _check_counts(pipeline.world, kept, last)
-    restore_life(pipeline.sparse, last)
+    restore_life(pipeline, last)
     _restore_own(pipeline, last)
     pipeline.resume_at(last.manifest.step)
 
@@ -109,9 +108,9 @@ def _check_counts(world: World, kept: list[Kept], last: Checkpoint) -> None:
             )
 
 
-def restore_life(sparse: SparseStages, last: Checkpoint) -> None:
+def restore_life(pipeline: TrainPipeline, last: Checkpoint) -> None:
     try:
-        sparse.restore_life(last.manifest.life)
+        pipeline.restore_eviction(last.manifest.life)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{last.path}: life of its tables is not to be read ({error}); {OTHERWISE}") from None
 

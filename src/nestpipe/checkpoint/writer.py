@@ -120,7 +120,7 @@ class CheckpointWriter:
             dense=clone_dense(self.pipeline) if self.pipeline.world.rank == 0 else {},
             own=clone_worker(self.pipeline),
             rows=[len(kept) for kept in self._kept],
-            life=self.pipeline.sparse.life_state(self.pipeline.next_batch),
+            life=self.pipeline.eviction_state(),
             data=data,
             about=dict(about),
         )

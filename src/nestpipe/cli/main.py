@@ -246,7 +246,6 @@ def load(args: argparse.Namespace) -> Any:
     from nestpipe.config.recipe import load_recipe
     from nestpipe.data.kinds import KINDS as DATA
     from nestpipe.models.kinds import KINDS as MODELS
-    from nestpipe.schedule import BUILDERS
 
     if getattr(args, "resume", False):
         args.recipe = str(_run_directory(args) / "recipe.toml")
@@ -257,8 +256,6 @@ def load(args: argparse.Namespace) -> Any:
         if value is not None:
             overrides.append(f"{key}={value}")
     recipe = load_recipe(args.recipe, overrides, DATA, MODELS, RECIPES)
-    if recipe.pipeline.schedule not in BUILDERS:
-        raise ValueError(f"pipeline.schedule must be one of {', '.join(BUILDERS)}, not {recipe.pipeline.schedule!r}")
     return recipe
 
 
@@ -336,14 +333,15 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 def _train_here(args: argparse.Namespace) -> int:
     from nestpipe.launch.launcher import join, launch_id, restart_count, started_again, why_restarted
-    from nestpipe.train.trainer import in_words, train
+    from nestpipe.train.summary import in_words
+    from nestpipe.train.trainer import train
 
     recipe = load(args)
     if recipe.checkpoint.on and args.run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "workers of torchrun that write checkpoints need one directory to meet in: give it with --run-dir"
         )
-    resumed, goes_on = _resumed(args, recipe)
+    resumed, resuming = _resumed(args, recipe)
     world = join(recipe.train.timeout)
     if world.rank == 0 and args.run is not None and (restart_count() or started_again(Path(args.run))):
         where = f"going on from step {resumed.step}" if resumed else "starting over, as there is no checkpoint yet"
@@ -356,7 +354,7 @@ def _train_here(args: argparse.Namespace) -> int:
         check_staleness=args.check == "staleness",
         trace=args.trace,
         resumed=resumed,
-        goes_on=goes_on,
+        resuming=resuming,
         launch=launch_id(),
     )
     if world.rank == 0 and summary.get("stopped"):
@@ -442,7 +440,7 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _recipe(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.config.sections import describe
+    from nestpipe.config.describe import describe
     from nestpipe.data.kinds import KINDS as DATA
     from nestpipe.models.kinds import KINDS as MODELS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
     from nestpipe.schedule.action import Action
     from nestpipe.schedule.clock import ClockSpan
+    from nestpipe.schedule.options import Options
 
+RECIPES = Path(__file__).parent.parent / "recipes"
 MOST_BATCHES, MOST_MICRO_BATCHES = 32, 32
 """What a person would look at, and what `--check` proves in less than a minute."""
 
@@ -24,6 +27,7 @@ Prints a schedule: which lane does what, and when, by a virtual clock with nomin
 
   nestpipe schedule dbp                              the grid, for 6 batches
   nestpipe schedule dbp --micro 4 --check            is it exactly serial, whatever the keys?  Exit 1 if not
+  nestpipe schedule nested --recipe my.toml --check  the list that my.toml runs, not a default one
   nestpipe schedule dbp --svg dbp.svg --trace dbp.json
   nestpipe schedule run.json --batches 3 --svg run.svg   a real run instead, from what `train --trace run.json` wrote
 """
@@ -39,7 +43,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("schedule", metavar="S", help="such as serial or dbp; or the trace of a run, FILE.json")
     parser.add_argument("--batches", default="6", metavar="B", help="how many batches; default 6")
-    parser.add_argument("--micro", default="1", metavar="N", help="micro-batches per batch; default 1")
+    parser.add_argument("--micro", metavar="N", help="micro-batches per batch; default 1, or the recipe's")
+    parser.add_argument(
+        "--recipe", metavar="R", help="the list that this recipe runs: its disk tier, eviction, clipping and knobs"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the recipe")
     parser.add_argument("--check", action="store_true", help="prove it exact against serial, or say what breaks it")
     parser.add_argument("--svg", metavar="FILE", help="draw it here, to scale")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev here")
@@ -49,7 +57,7 @@ def add(commands: Any) -> None:
 
 
 def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.schedule import BUILDERS, Options, build
+    from nestpipe.schedule import BUILDERS, build
     from nestpipe.schedule.check import Violation, examine
     from nestpipe.schedule.clock import nominal, run
 
@@ -59,12 +67,12 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
     if name not in BUILDERS:
         raise ValueError(f"the schedule must be one of {', '.join(BUILDERS)}, not {name!r}")
     batches = _number("--batches", args.batches, MOST_BATCHES)
-    micros = _number("--micro", args.micro, MOST_MICRO_BATCHES)
+    micros = _number("--micro", args.micro, MOST_MICRO_BATCHES) if args.micro is not None else None
     for flag in ("svg", "trace", "json"):
         _check_place(f"--{flag}", getattr(args, flag))
 
-    strictest = Options(evicts=True)  # a list that is exact with evictions is so without
-    actions, serial = build(name, batches, micros, strictest), build("serial", batches, micros, strictest)
+    options, micros = _options(args, name, micros)
+    actions, serial = build(name, batches, micros, options), build("serial", batches, micros, options)
     spans = run(actions, nominal(actions))
     ends = {n: max(s.stop for s in run(a, nominal(a))) for n, a in (("serial", serial), (name, actions))}
     title = f"{name}: {batches} batch{'es' if batches > 1 else ''}"
@@ -82,6 +90,28 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
         console.print(f"{'not exact' if broken else 'exact'}: {found}", highlight=False, soft_wrap=True, markup=False)
     _write(args, spans, title, result)
     return code
+
+
+def _options(args: argparse.Namespace, name: str, micros: int | None) -> tuple[Options, int]:
+    """The options and the micro-batches of the list: those that a recipe runs with, or the defaults with eviction."""
+    from nestpipe.schedule.options import DEFAULT
+
+    if args.recipe is None:
+        return replace(DEFAULT, evicts=True), micros or 1  # a list that is exact with eviction is exact without
+    from nestpipe.config.recipe import load_recipe
+    from nestpipe.data.kinds import KINDS as DATA
+    from nestpipe.models.kinds import KINDS as MODELS
+    from nestpipe.train.build import recipe_options
+
+    recipe = load_recipe(args.recipe, [*args.set, f"pipeline.schedule={name}"], DATA, MODELS, RECIPES)
+    given = recipe.pipeline.micro_batches
+    if micros is None:
+        if isinstance(given, str):
+            raise ValueError(f"{args.recipe} has pipeline.micro_batches = '{given}': say with --micro N which to prove")
+        micros = given if isinstance(given, int) else max(count for _, count in given)
+        if micros > MOST_MICRO_BATCHES:
+            raise ValueError(f"--micro must be at most {MOST_MICRO_BATCHES}; the recipe has {micros} micro-batches")
+    return recipe_options(recipe), micros
 
 
 def _draw_run(args: argparse.Namespace) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+from nestpipe.config.checks import above_zero
 
 Decay = Literal["none", "linear", "cosine", "inverse_sqrt"]
 
@@ -49,3 +51,27 @@ class RateSchedule:
             return self.decay_to
         left = 1 - progress if self.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
         return self.decay_to + (1 - self.decay_to) * left
+
+
+class LearningConfig(Protocol):
+    """What `[tables]` and `[dense]` have in common."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def eps(self) -> float | None: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    def rates(self) -> RateSchedule: ...
+
+
+def check_rates(section: str, config: LearningConfig) -> None:
+    """ValueError, naming the key, unless learning rate, eps, betas and the rate schedule make sense."""
+    above_zero(f"{section}.lr", config.lr)
+    above_zero(f"{section}.eps", config.eps)
+    if not all(0 <= beta < 1 for beta in config.betas):
+        raise ValueError(f"{section}.betas must be from 0 to below 1, not {list(config.betas)}")
+    try:
+        config.rates()
+    except ValueError as error:
+        raise ValueError(f"{section}.{error}") from error

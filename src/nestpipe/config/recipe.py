@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import datetime
 import difflib
-import json
-import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from nestpipe.config.sections import (
-    SECTIONS,
-    CheckpointSection,
-    DenseSection,
-    EvalSection,
-    MemorySection,
-    PipelineSection,
-    TablesSection,
-    TrainSection,
-    show,
-    wording,
-)
+from nestpipe.config.build import RecipeError, build, convert, nearest
+from nestpipe.config.checkpoint import CheckpointConfig
+from nestpipe.config.dense import DenseConfig
+from nestpipe.config.pipeline import PipelineConfig
+from nestpipe.config.tables import TablesConfig
+from nestpipe.config.toml import toml_items, toml_key, toml_value
+from nestpipe.config.training import EvalConfig, MemoryConfig, TrainConfig
+from nestpipe.config.wording import show
 
-T = TypeVar("T")
-
-
-class RecipeError(ValueError):
-    """The recipe cannot be run; the message is one line and names the key to change."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+SECTIONS: dict[str, type] = {
+    "tables": TablesConfig,
+    "dense": DenseConfig,
+    "pipeline": PipelineConfig,
+    "memory": MemoryConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "checkpoint": CheckpointConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -45,13 +39,13 @@ class Recipe:
     data: Any
     model_kind: str
     model: Any
-    tables: TablesSection = field(default_factory=TablesSection)
-    dense: DenseSection = field(default_factory=DenseSection)
-    pipeline: PipelineSection = field(default_factory=PipelineSection)
-    memory: MemorySection = field(default_factory=MemorySection)
-    train: TrainSection = field(default_factory=TrainSection)
-    eval: EvalSection = field(default_factory=EvalSection)
-    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    tables: TablesConfig = field(default_factory=TablesConfig)
+    dense: DenseConfig = field(default_factory=DenseConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def to_toml(self) -> str:
         """The recipe with every default written out; reading it gives an equal recipe."""
@@ -60,7 +54,7 @@ class Recipe:
             lines += ["", f"[{section}]"]
             if section in ("data", "model"):
                 lines.append(f"kind = {toml_value(getattr(self, section + '_kind'))}")
-            lines += [f"{_toml_key(key)} = {toml_value(value)}" for key, value in _items(getattr(self, section))]
+            lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in toml_items(getattr(self, section))]
         return "\n".join(lines) + "\n"
 
 
@@ -107,78 +101,13 @@ def make_recipe(values: dict[str, Any], data_kinds: Mapping[str, type], model_ki
     data_kind, data = _build_kind("data", values.get("data", {}), data_kinds)
     model_kind, model = _build_kind("model", values.get("model", {}), model_kinds)
     return Recipe(
-        _convert(str, values.get("name", "run"), "name"),
+        convert(str, values.get("name", "run"), "name"),
         data_kind,
         data,
         model_kind,
         model,
         **{section: build(cls, values.get(section, {}), section) for section, cls in SECTIONS.items()},
     )
-
-
-def build(cls: type[T], values: object, where: str) -> T:
-    """A dataclass from a table, checked against its type hints; `where` is the table's place in the recipe.
-
-    The class's own ValueError keeps its message.  For an optional field the string "none" is None, which TOML lacks.
-    """
-    if not isinstance(values, dict):
-        raise RecipeError(f"{where} must be a table, not {show(values)}")
-    hints = get_type_hints(cls)
-    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]  # T is a dataclass
-    for key in values:
-        if key not in known:
-            hint = _nearest(key, known, prefix=f"{where}.") or f"{where} has {', '.join(known) or 'no keys'}"
-            raise RecipeError(f"unknown key '{where}.{key}': {hint}")
-    for key, f in known.items():
-        if key not in values and f.default is MISSING and f.default_factory is MISSING:
-            raise RecipeError(f"{where}.{key} is missing: it must be {wording(hints[key])}")
-    converted = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()}
-    try:
-        return cls(**converted)
-    except RecipeError:
-        raise
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """The value as the hint wants it.  Nothing is guessed: the only change of type is from int to float."""
-    origin, args = get_origin(hint), get_args(hint)
-    if is_dataclass(hint) and isinstance(hint, type):
-        return build(hint, value, where)
-    if origin in (Union, UnionType):
-        return _convert_union(hint, value, where)
-    if origin is Literal:
-        if any(type(choice) is type(value) and choice == value for choice in args):
-            return value
-    elif origin in (list, Sequence, tuple) and isinstance(value, list):
-        items = list(args) if origin is tuple and args[-1] is not ... else [args[0]] * len(value)
-        if len(items) == len(value):
-            return (tuple if origin is tuple else list)(
-                _convert(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, value))
-            )
-    elif origin in (dict, Mapping) and isinstance(value, dict):
-        return {key: _convert(args[1], v, f"{where}.{key}") for key, v in value.items()}
-    elif hint is float:
-        if type(value) in (int, float) and value == value:  # nan is not a setting
-            return float(value)
-    elif type(value) is hint:  # not isinstance: true is not the number 1
-        return value
-    names = [choice for choice in args if isinstance(choice, str)] if isinstance(value, str) else []
-    near = _nearest(value, names) if names else ""
-    raise RecipeError(f"{where} must be {wording(hint)}, not {show(value)}{near and '; ' + near}")
-
-
-def _convert_union(hint: Any, value: Any, where: str) -> Any:
-    if NoneType in get_args(hint) and value == "none":
-        return None
-    for member in get_args(hint):
-        try:
-            return _convert(member, value, where)
-        except RecipeError as error:
-            if not str(error).startswith(f"{where} must be "):
-                raise  # the shape fits this member and something inside does not: say what
-    raise RecipeError(f"{where} must be {wording(hint)}, not {show(value)}")
 
 
 def _build_kind(section: str, table: Any, kinds: Mapping[str, type]) -> tuple[str, Any]:
@@ -190,7 +119,7 @@ def _build_kind(section: str, table: Any, kinds: Mapping[str, type]) -> tuple[st
     if kind is None:
         raise RecipeError(f"{section}.kind is missing: {valid}")
     if not isinstance(kind, str) or kind not in kinds:
-        raise RecipeError(f"unknown {section}.kind {show(kind)}: {_nearest(str(kind), kinds) or valid}")
+        raise RecipeError(f"unknown {section}.kind {show(kind)}: {nearest(str(kind), kinds) or valid}")
     return kind, build(kinds[kind], rest, section)
 
 
@@ -205,12 +134,7 @@ def _unknown_section(key: str, value: Any) -> str:
     if homes:
         return f"unknown key '{key}': did you mean {' or '.join(homes)}?"
     what = "section" if isinstance(value, dict) else "key"
-    return f"unknown {what} '{key}': {_nearest(key, sections) or 'the sections are ' + ', '.join(sections)}"
-
-
-def _nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(name.lower(), list(valid), n=1)
-    return f"did you mean '{prefix}{near[0]}'?" if near else ""
+    return f"unknown {what} '{key}': {nearest(key, sections) or 'the sections are ' + ', '.join(sections)}"
 
 
 def _find(path: Path, shipped: Path | None) -> Path:
@@ -248,32 +172,3 @@ def _override_value(text: str) -> Any:
     # A line break can smuggle in a second key, and no recipe key is a date: 2024-01-01 is a folder's name here.
     whole = len(parsed) == 1 and not isinstance(value, datetime.date | datetime.time)
     return value if whole else text
-
-
-def _items(section: Any) -> Iterable[tuple[str, Any]]:
-    """The fields to write: all but those that are None anyway."""
-    for f in fields(section):
-        value = getattr(section, f.name)
-        if f.init and not (value is None and f.default is None):
-            yield f.name, value
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
-
-
-def toml_value(value: Any) -> str:
-    """A value in TOML, on one line; dataclasses and dicts become inline tables."""
-    if value is None:
-        return '"none"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which JSON lets pass.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml_value, value))}]"
-    items = value.items() if isinstance(value, dict) else _items(value)
-    return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in items) + "}"

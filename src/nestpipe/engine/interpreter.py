@@ -5,17 +5,30 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from nestpipe.comm.errors import PeerLost
 from nestpipe.engine.lanes import LaneThread
 from nestpipe.engine.one_shot_event import OneShotEvent
-from nestpipe.schedule.action import LANES, Action, Name
+from nestpipe.schedule.action import Action, Name
+from nestpipe.schedule.stages import CALLERS_LANE, LANES
 from nestpipe.schedule.timeline import Timeline
-from nestpipe.sparse.batch_context import BatchContext
 
-StageFunction = Callable[[BatchContext, int], None]
-CALLERS_LANE = "compute"
+
+class Context(Protocol):
+    """What the engine knows of a batch's state."""
+
+    parts: dict[Name, list[OneShotEvent]]
+    """Of an action that others may begin within: one event per part, set when that part is final."""
+
+    @property
+    def ended(self) -> bool:
+        """No worker has data for this batch."""
+
+
+StageFunction = Callable[[Any, int], None]
+"""(context, micro-batch or bucket)"""
 SWITCH_SECONDS = 0.0005
 """How long a lane may keep the GIL while another wants it.  Python's own 5 ms is as long as a whole stage."""
 
@@ -51,7 +64,7 @@ class Engine:
         self._ended_at: int | None = None
         self.timeline = timeline or Timeline()
 
-    def run(self, actions: Sequence[Action], contexts: dict[int, BatchContext]) -> None:
+    def run(self, actions: Sequence[Action], contexts: Mapping[int, Context]) -> None:
         """Issues all actions; returns when those of the compute lane are done.  Others may still be running."""
         if self._threads and not self._lanes:
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
@@ -71,7 +84,7 @@ class Engine:
                     self._lanes[action.lane].submit(self._done[action.name].set)
             raise
 
-    def _issue(self, actions: Sequence[Action], contexts: dict[int, BatchContext]) -> None:
+    def _issue(self, actions: Sequence[Action], contexts: Mapping[int, Context]) -> None:
         mine: Action | None = None
         for action in actions:
             if self._threads and action.lane != CALLERS_LANE:
@@ -141,7 +154,7 @@ class Engine:
             self._told = True
             raise self._failure
 
-    def _perform(self, action: Action, context: BatchContext) -> None:
+    def _perform(self, action: Action, context: Context) -> None:
         """Waits for what the action waits for, runs it, and marks it done whatever happens."""
         done = self._done[action.name]
         try:
@@ -183,7 +196,7 @@ class Engine:
         return not getattr(self._failure, "on_all_workers", False) or any(n in self._not_done for n in action.after)
 
     @staticmethod
-    def _release_parts(action: Action, context: BatchContext) -> None:
+    def _release_parts(action: Action, context: Context) -> None:
         for part in context.parts.pop(action.name, ()):
             part.set()
 

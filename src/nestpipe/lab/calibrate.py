@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nestpipe.config.recipe import toml_value
+from nestpipe.config.toml import toml_value
 from nestpipe.lab.ladder import Ladder, load_ladder
 from nestpipe.lab.network import BURST_BYTES, megabytes_per_ms
 from nestpipe.lab.running import run_ladder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nestpipe.config.recipe import build
+from nestpipe.config.build import build
 
 REPOSITORY = Path(__file__).parents[3]
 LADDERS = REPOSITORY / "bench"

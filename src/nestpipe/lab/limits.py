@@ -65,22 +65,20 @@ class NoRows(RowStore):
 def leave_out(pipeline: TrainPipeline, only: str | None) -> None:
     """What a step would take if it had only to compute, or only to send and receive: no schedule can be faster than either."""
     if only == "compute":
-        pipeline.sparse._row_exchange = SilentExchange(pipeline.world, "network")
-        pipeline.dense.exchange = pipeline._dense_exchange = SilentExchange(pipeline.world, "dense")
+        pipeline.replace_exchanges(SilentExchange)
     elif only == "wire":
 
         def nothing(context: BatchContext, micro: int) -> None:
             if micro == 0:
-                pipeline.dense.clear()
+                pipeline.zero_grad()
             context.outputs.append(None)
 
-        pipeline.engine.replace(compute=nothing, step=lambda context, micro: None)
+        pipeline.replace_stages(compute=nothing, step=lambda context, micro: None)
     elif only is not None:
         raise ValueError(f"only must be compute or wire, not {only!r}")
 
 
 def leave_out_tables(pipeline: TrainPipeline) -> None:
     """What a step would take if rows were there at no cost.  Before the first step; its own tables are closed."""
-    for store in pipeline.sparse.stores:
+    for store in pipeline.replace_stores([NoRows(store.group, 0) for store in pipeline.stores]):
         store.close()
-    pipeline.sparse.stores = [NoRows(group, 0) for group in pipeline.sparse.groups]

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.comm.world import World
+from nestpipe.config.micro_batches import AUTO
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.source import DataError
 from nestpipe.data.stream import Stream
 from nestpipe.lab.advice import GROUPS, Disk, Figures, Variant, advise
 from nestpipe.lab.limits import leave_out, leave_out_tables
-from nestpipe.pipeline.micro_plan import AUTO
 from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.tables.disk.tiered_store import TieredRowStore
@@ -208,8 +208,8 @@ class _Lab:
         counts = _counting(pipeline)
         for _ in range(warm):
             self._step(pipeline)
-        pipeline.engine.timeline.restart()
-        before = (pipeline.sparse.traffic.bytes_sent, *counts, *self._disk_rows())
+        pipeline.timeline.restart()
+        before = (pipeline.traffic.bytes_sent, *counts, *self._disk_rows())
         step_s, samples = [], 0
         last = time.perf_counter()
         for _ in range(steps):
@@ -217,11 +217,11 @@ class _Lab:
             now = time.perf_counter()
             step_s.append(now - last)
             last = now
-        stages = pipeline.engine.timeline.report()
-        after = (pipeline.sparse.traffic.bytes_sent, *counts, *self._disk_rows())
+        stages = pipeline.timeline.report()
+        after = (pipeline.traffic.bytes_sent, *counts, *self._disk_rows())
         pipeline.settle()
         if plan.only is None:
-            pipeline.sparse.stores = []  # they live on
+            pipeline.replace_stores([])  # the tables stay for the next turn
         pipeline.close()
         del pipeline
         gc.collect()  # lanes and stages know one another: without it the next pipeline would be built beside this one
@@ -240,10 +240,10 @@ class _Lab:
             leave_out(pipeline, plan.only)
             leave_out_tables(pipeline)
         elif self.tables:
-            pipeline.sparse.close()
-            pipeline.sparse.stores = self.tables
+            for store in pipeline.replace_stores(self.tables):
+                store.close()
         else:
-            self.tables = pipeline.sparse.stores
+            self.tables = list(pipeline.stores)
         return pipeline
 
     def _step(self, pipeline: TrainPipeline) -> int:
@@ -259,14 +259,14 @@ class _Lab:
 
 def _counting(pipeline: TrainPipeline) -> list[int]:
     """Counts, from now on, rows that are retrieved, and those of them that are new."""
-    counts, retrieve = [0, 0], pipeline.engine.stage("retrieve")
+    counts, retrieve = [0, 0], pipeline.stage("retrieve")
 
     def counted(context: BatchContext, micro: int) -> None:
         retrieve(context, micro)
         counts[0] += sum(len(found.slots) for found in context.found)
         counts[1] += sum(int(np.count_nonzero(found.slots < 0)) for found in context.found)
 
-    pipeline.engine.replace(retrieve=counted)
+    pipeline.replace_stages(retrieve=counted)
     return counts
 
 

@@ -15,35 +15,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from nestpipe import Batch, RowWiseAdagrad, TrainPipeline, World
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
+from nestpipe.comm.world import World
+from nestpipe.config.micro_batches import AUTO
+from nestpipe.config.pipeline import PipelineConfig
+from nestpipe.data.batch import Batch
 from nestpipe.lab.limits import leave_out
 from nestpipe.lab.workloads import DLRMWorkload, HSTUWorkload, Workload
 from nestpipe.models.timed import Timed
-from nestpipe.pipeline.micro_plan import AUTO
+from nestpipe.pipeline import TrainPipeline
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore
+from nestpipe.tables.optimizers import RowWiseAdagrad
 from nestpipe.train.tracing import write_trace
 
 PEERS = Path(__file__).parents[3] / "bench" / "peers"
 OURS: dict[str, Any] = {
     "kind": "dlrm",  # or "hstu"
-    "schedule": "serial",
-    "micro_batches": 1,
-    "clustering": False,
-    "look_ahead": 2,
-    "early_prepare": None,
-    "early_retrieve": None,
-    "early_reduce": True,
-    "early_update": True,
-    "defer_weight_grads": True,
     "compute_ms": None,  # the model's own; a number: the `timed` model takes so long
     "dense_parameters": 500_000,  # of the `timed` model
     "dram_rows": 0,  # per worker, the others on disk; 0: all in DRAM
@@ -52,19 +48,25 @@ OURS: dict[str, Any] = {
     "only": None,  # "compute": rows and gradients do not travel; "wire": nothing is computed.  For limits, not for losses
     "trace": None,  # a file: the last steps of all workers, for `nestpipe schedule FILE` and ui.perfetto.dev
 }
-"""What only our own rungs know, beside the workload that peers share."""
+"""What our own rungs may set beside the workload that peers share and the knobs of `PipelineConfig`."""
+
+
+def pipeline_config(config: dict[str, Any]) -> PipelineConfig:
+    """The knobs among a rung's settings; `PipelineConfig` has their defaults."""
+    names = {field.name for field in fields(PipelineConfig)} | set(PipelineConfig.RENAMED)
+    return PipelineConfig().changed(**{name: value for name, value in config.items() if name in names})
 
 
 def launch_ahead(pipeline: TrainPipeline, model: Timed) -> None:
     """The stand-in begins with a micro-batch when its rows are there and the dense step is taken, as a stream does by events."""
-    spans, compute = pipeline.engine.timeline.spans, pipeline.engine.stage("compute")
+    spans, compute = pipeline.timeline.spans, pipeline.stage("compute")
 
     def launched(context: BatchContext, micro: int) -> None:
         waited_for = (("embed", context.number, micro), ("step", context.number - 1, -1))
         model.device.inputs_at = max((spans[name].stop for name in waited_for if name in spans), default=None)
         compute(context, micro)
 
-    pipeline.engine.replace(compute=launched)
+    pipeline.replace_stages(compute=launched)
 
 
 class Saving:
@@ -93,22 +95,15 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
     torch.manual_seed(config["seed"])
     workload: Workload = DLRMWorkload(config, same) if config["kind"] == "dlrm" else HSTUWorkload(config)
     model = workload.model()
-    if config["only"] and config["micro_batches"] == AUTO:
+    knobs = pipeline_config(config)
+    if config["only"] and knobs.micro_batches == AUTO:
         raise ValueError("a limit needs a given number of micro-batches: without messages workers cannot agree on one")
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config["dense_optimizer"]]
     pipeline = TrainPipeline(
         model,
         kind(model.parameters(), lr=config["dense_lr"], fused=True),
         RowWiseAdagrad(config["sparse_lr"], config["sparse_eps"]),
-        schedule=config["schedule"],
-        micro_batches=config["micro_batches"],
-        clustering=config["clustering"],
-        look_ahead=config["look_ahead"],
-        early_prepare=config["early_prepare"],
-        early_retrieve=config["early_retrieve"],
-        early_reduce=config["early_reduce"],
-        early_update=config["early_update"],
-        defer_weight_grads=config["defer_weight_grads"],
+        knobs,
         seed=config["seed"],
         tier=DiskTier(config["disk_path"], config["dram_rows"]) if config["dram_rows"] else None,
         trace=config["trace"] is not None,
@@ -123,7 +118,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
     losses = [_step(pipeline, data) for _ in range(config["warmup"])]
     saving = Saving(pipeline, config["checkpoint_every"], folder / "checkpoints")
     turns.done(0)
-    timeline, stages = pipeline.engine.timeline, Stages()
+    timeline, stages = pipeline.timeline, Stages()
     step_s: list[list[float]] = []
     window_s, cpu_s, sent = [], [], 0
     before = disk_rows(pipeline)
@@ -131,7 +126,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
         turns.wait(turn)
         losses.append(_step(pipeline, data))  # finds the caches full of others' data: not timed
         timeline.restart()
-        already = pipeline.sparse.traffic.bytes_sent
+        already = pipeline.traffic.bytes_sent
         if world.size > 1:
             dist.barrier()
         cpu, start = time.process_time(), time.perf_counter()
@@ -148,7 +143,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
         pipeline.settle()  # what was read ahead must not be free of charge, running while others have their turn
         window_s.append(time.perf_counter() - start)
         cpu_s.append(time.process_time() - cpu)
-        sent += pipeline.sparse.traffic.bytes_sent - already
+        sent += pipeline.traffic.bytes_sent - already
         turns.done(turn)
     rows = _per_step(disk_rows(pipeline), before, (config["steps"] + 1) * config["turns"])
     if config["trace"] is not None:
@@ -162,7 +157,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
         "stages": stages.mean(),
         "bytes_sent": sent / (config["steps"] * config["turns"]),
         "disk_rows": rows,
-        "micro_batches_chosen": pipeline.plan.choices,
+        "micro_batches_chosen": pipeline.micro_batch_choices,
         "buckets": pipeline.options.buckets,
         "checkpoints": [vars(saved) for saved in saving.saved],
     }
@@ -170,7 +165,7 @@ def run(config: dict[str, Any], world: World, same: Any, turns: Any, folder: Pat
 
 def disk_rows(pipeline: TrainPipeline) -> dict[str, int]:
     """Rows that the disk tier has read, written, and written again to make room."""
-    logs = [store.disk for store in pipeline.sparse.stores if isinstance(store, TieredRowStore)]
+    logs = [store.disk for store in pipeline.stores if isinstance(store, TieredRowStore)]
     return {what: sum(getattr(log, f"rows_{what}") for log in logs) for what in ("read", "written", "moved")}
 
 
@@ -222,7 +217,7 @@ def main() -> None:
         dist.all_gather_object(ranks, figures)
     if world.rank == 0:
         report = {
-            "system": "nestpipe-" + config["schedule"],
+            "system": f"nestpipe-{pipeline_config(config).schedule}",
             "workers": world.size,
             "step_s_by_rank": [rank["step_s"] for rank in ranks],
             "window_s_by_rank": [rank["window_s"] for rank in ranks],

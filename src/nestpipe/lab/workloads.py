@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from nestpipe import Batch, KeyedJaggedTensor, TrainPipeline
+from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.keys import owners_of
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.models.timed import Timed, TimedConfig
+from nestpipe.pipeline import TrainPipeline
 
 
 class Workload(Protocol):
@@ -45,8 +47,8 @@ class DLRMWorkload:
     def fill_tables(self, pipeline: TrainPipeline) -> None:
         """Gives every table the rows that the peers start from, so that losses can be compared."""
         for feature, name in enumerate(self._names):
-            group, number = pipeline.sparse.place_of(name)
-            store = pipeline.sparse.stores[group]
+            group, number = pipeline.place_of(name)
+            store = pipeline.stores[group]
             keys = np.arange(self._config["ids"], dtype=np.int64)
             tables = np.full(len(keys), number, np.uint16)
             mine = owners_of(tables, keys, pipeline.world.size) == pipeline.world.rank

@@ -1,7 +1,8 @@
 """The collections that a model holds: `EmbeddingBagCollection` (pooled) and `EmbeddingCollection` (id by id).
 
-A collection has no parameters: its rows live in the sharded tables.  Inside a `TrainPipeline` the rows of the current
-micro-batch have already arrived when the model runs; outside one (evaluation, a notebook) a collection looks up at once.
+A collection has no parameters: its rows live in tables, and it reads them through a `RowView`.  Inside a `TrainPipeline` the rows
+of the current micro-batch have arrived before the model runs.  Outside a step (evaluation, a notebook) a collection looks up at
+once: in the pipeline's tables, or in tables of its own if it belongs to no pipeline.
 """
 
 from __future__ import annotations
@@ -14,48 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nestpipe.comm.world import World
-from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from nestpipe.nn.local_rows import LocalRows
+from nestpipe.nn.lookups import GroupLookups
+from nestpipe.nn.row_view import RowSource, RowView
 from nestpipe.ops import pooling_kernels
 from nestpipe.ops.pooling import Bags, GatherRows, GatherUniqueRows, PoolRows
-from nestpipe.sparse.batch_context import BatchContext
-from nestpipe.sparse.lookups import GroupLookups
-from nestpipe.sparse.stages import SparseStages
 from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableConfig
-from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.group import group_tables
 from nestpipe.tables.optimizers import SGD, SparseOptimizer
 
 Config = TypeVar("Config", bound=TableConfig)
-
-
-@dataclass(frozen=True)
-class View:
-    """The micro-batch that a collection is looking at."""
-
-    context: BatchContext
-    micro: int
-    trains: bool
-
-    def index(self, group: int, first: int, stop: int) -> np.ndarray:
-        """Places of the ids of lookups first..stop-1 of a group, lookup after lookup."""
-        routes, ends = self.context.routes, self.context.ends[group]
-        assert routes is not None
-        flat, at = ends.reshape(-1), self.micro * ends.shape[1]
-        begin = int(flat[at + first - 1]) if at + first else 0
-        index = routes.windows[group].inverse[begin : int(flat[at + stop - 1])]
-        first = self.context.windows[group].of(self.micro).begin
-        return index - np.int32(first) if first else index
-
-    def rows(self, group: int) -> tuple[Tensor, Tensor | None]:
-        room = self.context.windows[group].of(self.micro)
-        return room.rows, room.grads if self.trains else None
-
-    def arrived(self, group: int) -> int:
-        routes = self.context.routes
-        assert routes is not None
-        return routes.windows[group].arrived(self.micro) - self.context.windows[group].of(self.micro).begin
 
 
 @dataclass(frozen=True)
@@ -90,28 +60,29 @@ class Collection(nn.Module, Generic[Config]):
         if len({name for _, _, name in self.lookups}) != len(self.lookups):
             raise ValueError(f"{type(self).__name__}: a table lists a feature twice: {features}")
         self._anchor = torch.zeros(0, requires_grad=True)
-        self._stages: SparseStages | None = None
-        self._view: View | None = None
+        self._source: RowSource | None = None
+        self._view: RowView | None = None
         self._places: list[tuple[int, int]] = []
         """(group, lookup number in it) of every entry of `lookups`."""
 
-    def attach(self, stages: SparseStages, places: list[tuple[int, int]]) -> None:
-        self._stages, self._places = stages, places
+    def attach(self, source: RowSource, places: list[tuple[int, int]]) -> None:
+        """From now on rows come from `source`; `places` are the group of each lookup and its number in that group."""
+        self._source, self._places = source, places
 
-    def look_at(self, view: View | None) -> None:
+    def look_at(self, view: RowView | None) -> None:
         """Called by the pipeline before and after the model runs on a micro-batch."""
         self._view = view
 
-    def _current(self, features: KeyedJaggedTensor) -> View:
+    def _current(self, features: KeyedJaggedTensor) -> RowView:
         view = self._view
         if view is None:
-            if self._stages is None:
-                attach_collections([self], World.single(), SGD(), seed=0)
-            assert self._stages is not None
-            self._stages.before_lookup()
-            return View(self._stages.look_up(Batch(features)), 0, trains=False)
-        routed = view.context.micros[view.micro].sparse_features
-        if features is not routed and not _same_ids(features, routed):
+            if self._source is None:
+                lookups, (places,) = place_lookups([self], SGD())
+                self.attach(LocalRows(lookups), places)
+            assert self._source is not None
+            return self._source.view(features)
+        routed = view.features
+        if routed is not None and features is not routed and not _same_ids(features, routed):
             raise ValueError(
                 f"{type(self).__name__} was given features that were not routed for this batch: inside a pipeline pass "
                 "batch.sparse_features as it is, and change ids where the batch is loaded"
@@ -122,8 +93,8 @@ class Collection(nn.Module, Generic[Config]):
 class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
     """Pools the rows of each sample's ids by sum or mean.  KeyedJaggedTensor in, KeyedTensor [B, sum of dims] out."""
 
-    def attach(self, stages: SparseStages, places: list[tuple[int, int]]) -> None:
-        super().attach(stages, places)
+    def attach(self, source: RowSource, places: list[tuple[int, int]]) -> None:
+        super().attach(source, places)
         self._dims = [table.embedding_dim for table, _, _ in self.lookups]
         self._names = [name for _, _, name in self.lookups]
         columns = np.cumsum([0, *self._dims])
@@ -141,7 +112,7 @@ class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
                     columns[mine],
                 )
             )
-        if len({stages.groups[part.group].dtype for part in self._parts}) > 1:
+        if len({source.groups[part.group].dtype for part in self._parts}) > 1:
             raise ValueError(
                 "the tables of one EmbeddingBagCollection must have one dtype: use one collection per dtype"
             )
@@ -206,7 +177,7 @@ class EmbeddingCollection(Collection[EmbeddingConfig]):
             lookups = [lookup for g, lookup in self._places if g == group]
             indexes = [view.index(group, lookup, lookup + 1) for lookup in lookups]
             rows, grads = view.rows(group)
-            if len(view.context.micros) > 1:  # most of the window's rows are other micro-batches'
+            if view.shares_rows:  # most rows of the window belong to other micro-batches
                 number_of = np.full(len(rows), -1, np.int32)
                 used, inverse = pooling_kernels.compact(np.concatenate(indexes), number_of)
                 indexes = np.split(inverse, np.cumsum([len(index) for index in indexes])[:-1])
@@ -250,20 +221,13 @@ def collections_in(model: nn.Module) -> list[Collection[TableConfig]]:
     return [module for module in model.modules() if isinstance(module, Collection)]
 
 
-def attach_collections(
-    collections: Sequence[Collection[Config]],
-    world: World,
-    default_optimizer: SparseOptimizer,
-    seed: int,
-    *,
-    tier: DiskTier | None = None,
-    buffer_limit: int | None = None,
-    window_limit: int | None = None,
-    successor_reads: bool = False,
-    early_retrieve: bool = False,
-    stamped: bool = False,
-) -> SparseStages:
-    """Groups the tables of all collections, makes this worker's shard of them, and tells each collection its places."""
+def place_lookups(
+    collections: Sequence[Collection[Config]], default_optimizer: SparseOptimizer, stamped: bool = False
+) -> tuple[list[GroupLookups], list[list[tuple[int, int]]]]:
+    """Groups the tables of all collections.  Returns the lookups of each group, and the places to attach each collection to.
+
+    `stamped`: rows carry the number of the batch that trained them last.
+    """
     groups = group_tables([table for c in collections for table in c.tables], default_optimizer, stamped)
     features: list[list[str]] = [[] for _ in groups]
     numbers: list[list[int]] = [[] for _ in groups]
@@ -278,16 +242,4 @@ def attach_collections(
             numbers[g].append(number)
         places.append(mine)
     lookups = [GroupLookups(g, tuple(f), np.array(n, np.uint16)) for g, f, n in zip(groups, features, numbers)]
-    stages = SparseStages(
-        world,
-        lookups,
-        seed,
-        tier=tier,
-        buffer_limit=buffer_limit,
-        window_limit=window_limit,
-        successor_reads=successor_reads,
-        early_retrieve=early_retrieve,
-    )
-    for collection, mine in zip(collections, places):
-        collection.attach(stages, mine)
-    return stages
+    return lookups, places

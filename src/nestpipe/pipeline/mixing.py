@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nestpipe.pipeline.micro_plan import Wanted
+from nestpipe.config.micro_batches import MicroBatches
 
 
-def refuse_mixing(model: nn.Module, micro_batches: Wanted) -> None:
+def refuse_mixing(model: nn.Module, micro_batches: MicroBatches) -> None:
     """ValueError where a module is known to mix the samples of a batch and there are micro-batches.
 
     What a forward pass does with its samples cannot be seen from outside: a loss over in-batch negatives, or a mean over the

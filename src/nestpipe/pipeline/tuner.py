@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nestpipe.pipeline.micro_plan import AUTO, GivenPlan, Measured, MicroPlan, Wanted
+from nestpipe.config.micro_batches import AUTO, MicroBatches
+from nestpipe.pipeline.micro_plan import GivenPlan, Measured, MicroPlan
 
 CANDIDATES = (1, 2, 4, 8, 16)
 TRIAL_STEPS = 7
@@ -167,7 +168,7 @@ def _median(steps: Sequence[Measured]) -> Measured:
     return Measured(*(statistics.median(values) for values in zip(*((m.step, m.compute, m.wire) for m in steps))))
 
 
-def make_plan(wanted: Wanted) -> MicroPlan:
+def make_plan(wanted: MicroBatches) -> MicroPlan:
     if wanted == AUTO:
         return Tuner()
     assert not isinstance(wanted, str), wanted

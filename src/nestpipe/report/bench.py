@@ -8,21 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.report.files import ReportError, count, mapping, number, sequence, text
-from nestpipe.schedule.action import LANES, STAGES
-from nestpipe.schedule.view.svg import WHITE
-
-LANE_COLOURS = {
-    "data": "#8c8c8c",
-    "copy": "#bbbbbb",
-    "route": "#997700",
-    "storage": "#aa3377",
-    "network": "#ee7733",
-    "dense": "#009988",
-    "update": "#228833",
-    "writeback": "#cc6699",
-    "compute": "#4477aa",
-}
-"""Stages of a lane have its colour with the share of white that they have in a schedule's picture."""
+from nestpipe.schedule.stages import STAGES
 
 
 def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> dict[str, Any]:
@@ -126,12 +112,7 @@ def _stages(rungs: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def colour_of(stage: str) -> str:
-    if stage not in STAGES:
-        return "#c9ced6"
-    assert set(LANE_COLOURS) == set(LANES)
-    colour, white = LANE_COLOURS[STAGES[stage]], WHITE.get(stage, 0.0)
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+    return STAGES[stage].colour if stage in STAGES else "#c9ced6"
 
 
 def _clustering(result: dict[str, Any], where: str, again: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nestpipe.schedule.action import STAGES, label
+from nestpipe.schedule.action import label
+from nestpipe.schedule.stages import STAGES
 
 COMPUTE = "compute"
 BETWEEN = "between"
@@ -33,7 +34,7 @@ class Ran:
 
     @property
     def lane(self) -> str:
-        return STAGES[self.stage]
+        return STAGES[self.stage].lane
 
 
 @dataclass(frozen=True, slots=True)

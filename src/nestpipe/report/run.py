@@ -10,7 +10,7 @@ from nestpipe.report.exposed import COMPUTE, UNKNOWN
 from nestpipe.report.files import ReportError, count, mapping, number, parse_json, read_json, read_text, sequence, text
 from nestpipe.report.series import charts
 from nestpipe.report.timeline import read_timeline, sums_of
-from nestpipe.schedule.action import STAGES
+from nestpipe.schedule.stages import RENAMED, STAGES
 
 FILES = ("recipe.toml", "metrics.jsonl", "summary.json", "trace.json")
 REMOVE = "remove it and the page will do without it, or train again"
@@ -81,14 +81,17 @@ def read_trace_page(trace: Path, timeline: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def computes(stage: str) -> bool:
+    return stage in STAGES and STAGES[stage].lane == COMPUTE
+
+
 def table_of_stages(stages: dict[str, dict[str, float]], source: str) -> dict[str, Any]:
     """Where a trace does not say what was waited for, what each stage exposed and hid is not known."""
     told = UNKNOWN not in stages
     rows = []
     for stage, ms in stages.items():
-        computes = STAGES.get(stage) == COMPUTE
-        known = told or computes or stage == UNKNOWN
-        row: dict[str, Any] = {"stage": stage, "busy": ms["busy_ms"], "computes": computes}
+        known = told or computes(stage) or stage == UNKNOWN
+        row: dict[str, Any] = {"stage": stage, "busy": ms["busy_ms"], "computes": computes(stage)}
         rows.append(row | {kind: ms[f"{kind}_ms"] if known else None for kind in ("hidden", "exposed")})
     source += "" if told else "; this trace is an older one, which does not say what compute waited for"
     return {"rows": rows, "step_ms": sum(ms["exposed_ms"] for ms in stages.values()), "source": source}
@@ -97,7 +100,9 @@ def table_of_stages(stages: dict[str, dict[str, float]], source: str) -> dict[st
 def _stages(summary: dict[str, Any]) -> dict[str, dict[str, float]] | None:
     found = {}
     for stage, ms in mapping(summary.get("stages")).items():
-        found[stage] = {kind: number(mapping(ms).get(kind)) or 0.0 for kind in ("busy_ms", "hidden_ms", "exposed_ms")}
+        found[RENAMED.get(stage, stage)] = {
+            kind: number(mapping(ms).get(kind)) or 0.0 for kind in ("busy_ms", "hidden_ms", "exposed_ms")
+        }
     return found or None
 
 
@@ -127,7 +132,7 @@ def _figures(
 
     if stages:
         step = sum(ms["exposed_ms"] for ms in stages.values())
-        waits = sum(ms["exposed_ms"] for stage, ms in stages.items() if STAGES.get(stage) != COMPUTE)
+        waits = sum(ms["exposed_ms"] for stage, ms in stages.items() if not computes(stage))
         add("a step", step, 1, "ms")
         add("exposed", 100 * waits / step if step else None, 1, "%", f"{waits:.1f} ms a step in which compute waits")
     add("throughput", _last(summary, records, "samples_per_s"), 0, "samples/s")

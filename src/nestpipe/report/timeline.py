@@ -7,9 +7,9 @@ from typing import Any
 
 from nestpipe.report.exposed import BETWEEN, COMPUTE, UNKNOWN, Ran, Wait, stage_sums, waits
 from nestpipe.report.files import ReportError, read_json
-from nestpipe.schedule.action import LANES, STAGES
-from nestpipe.schedule.view.svg import COLOURS, WHITE
-from nestpipe.schedule.view.trace import problems
+from nestpipe.schedule.stages import LANES, STAGES
+from nestpipe.schedule.view.svg import COLOURS
+from nestpipe.schedule.view.trace import current, problems
 
 FIRST_VIEW = 3
 """Steps that the page shows at first; all of the trace is a key away."""
@@ -26,7 +26,7 @@ def shape_timeline(trace: Any, where: str, advice: str) -> dict[str, Any]:
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ReportError(f"{where} is not a trace: {advice}")
     try:
-        wrong = problems(trace)
+        wrong = problems(current(trace))
         events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
         by_worker: dict[int, list[Ran]] = {}
         for event in events if not wrong else ():
@@ -48,7 +48,7 @@ def shape_timeline(trace: Any, where: str, advice: str) -> dict[str, Any]:
         "steps": len({s.batch for spans in by_worker.values() for s in spans if s.lane == COMPUTE}),
         "stages": list(NAMES),
         "colours": list(COLOURS),
-        "white": {str(NAMES.index(stage)): white for stage, white in WHITE.items()},
+        "white": {str(NAMES.index(stage.name)): stage.white for stage in STAGES.values() if stage.white},
         "buckets": NAMES.index("reduce"),
         "workers": workers,
     }

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-from nestpipe.schedule.action import LANES, STAGES, Action
+from nestpipe.schedule.action import Action
 from nestpipe.schedule.dbp import dbp
 from nestpipe.schedule.fwp import fwp
 from nestpipe.schedule.nested import nested
 from nestpipe.schedule.options import DEFAULT, Options
 from nestpipe.schedule.serial import serial
+from nestpipe.schedule.stages import LANES, STAGES
 
 Builder = Callable[[int, int, int, Options], list[Action]]
 

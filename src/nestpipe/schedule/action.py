@@ -5,29 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nestpipe.schedule.effects import Effect, StageEffects
+from nestpipe.schedule.effects import Effect
 from nestpipe.schedule.options import DEFAULT, Options
-
-STAGES: dict[str, str] = {
-    "load": "data",
-    "move": "copy",
-    "route": "route",
-    "retrieve": "storage",
-    "sync": "update",
-    "embed": "network",
-    "compute": "compute",
-    "grad": "network",
-    "accumulate": "update",
-    "weight_grad": "compute",
-    "reduce": "dense",
-    "agree": "dense",
-    "step": "compute",
-    "update": "update",
-    "writeback": "writeback",
-}
-"""Every stage and its lane, in the order in which a batch passes them."""
-
-LANES: tuple[str, ...] = ("data", "copy", "route", "storage", "network", "dense", "update", "writeback", "compute")
+from nestpipe.schedule.stages import STAGES, StageEffects
 
 Name = tuple[str, int, int]
 """(stage, batch, micro-batch); micro-batch -1 for a stage of the whole batch.  For `reduce` the bucket is in its place."""
@@ -47,7 +27,7 @@ class Action:
 
     @property
     def lane(self) -> str:
-        return STAGES[self.stage]
+        return STAGES[self.stage].lane
 
     @property
     def name(self) -> Name:
@@ -77,4 +57,5 @@ def act(
     within: Name | None = None,
 ) -> Action:
     """An action with the effects that its stage has."""
+    assert (micro < 0) == (STAGES[stage].part == "batch"), f"{stage} is one per {STAGES[stage].part}"
     return Action(stage, batch, micro, waits, StageEffects(stage, batch, micro, options), within)

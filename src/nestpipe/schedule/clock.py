@@ -7,30 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nestpipe.schedule.action import Action, Name
+from nestpipe.schedule.stages import CALLERS_LANE, STAGES
 
 Cost = Callable[[Action], float]
-
-NOMINAL: dict[str, float] = {
-    "load": 2,
-    "move": 1,
-    "route": 2,
-    "retrieve": 3,
-    "sync": 1,
-    "embed": 2,
-    "compute": 4,
-    "grad": 2,
-    "accumulate": 1,
-    "weight_grad": 1,
-    "reduce": 1,
-    "agree": 1,
-    "step": 1,
-    "update": 1,
-    "writeback": 2,
-}
-"""What a batch costs in each stage, to draw with: the right order of magnitude on a cluster, and measured nowhere."""
-
-ISSUER = "compute"
-"""The engine runs this lane on the thread that issues the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +21,7 @@ class ClockSpan:
     stop: float
 
 
-def run(actions: Iterable[Action], cost: Cost, issuer: str | None = ISSUER) -> list[ClockSpan]:
+def run(actions: Iterable[Action], cost: Cost, issuer: str | None = CALLERS_LANE) -> list[ClockSpan]:
     """The list on its lanes: each action starts once the one before it on its lane and all that it waits for have stopped.
 
     Whatever stands behind an action of the `issuer`'s lane is not issued before that has started, as in the engine; with None
@@ -66,4 +45,4 @@ def run(actions: Iterable[Action], cost: Cost, issuer: str | None = ISSUER) -> l
 def nominal(actions: Sequence[Action]) -> Cost:
     """The nominal cost of each action of a list; micro-batches share that of their batch."""
     parts = Counter((action.stage, action.batch) for action in actions)
-    return lambda action: NOMINAL[action.stage] / parts[action.stage, action.batch]
+    return lambda action: STAGES[action.stage].cost / parts[action.stage, action.batch]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import NamedTuple
 
-from nestpipe.schedule.action import STAGES, Action, Name
+from nestpipe.schedule.action import Action, Name
+from nestpipe.schedule.stages import STAGES
 
 BETWEEN = "between"
 """Time on the path in which no stage ran: hand-over between lanes, and the caller's own code between two steps."""

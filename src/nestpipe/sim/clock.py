@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nestpipe.schedule.action import LANES, Action, Name
-from nestpipe.schedule.clock import ISSUER
+from nestpipe.schedule.action import Action, Name
+from nestpipe.schedule.stages import CALLERS_LANE, LANES
 
 Times = np.ndarray
 """Milliseconds, one number per worker."""
@@ -72,7 +72,7 @@ def simulate(
     begun = 0
     for action in actions:
         lanes[action.lane].append((action, begun))
-        begun += action.lane == ISSUER
+        begun += action.lane == CALLERS_LANE
     left = sum(map(len, lanes.values()))
     zero = np.zeros(workers)
     issued = [zero]
@@ -98,7 +98,7 @@ def simulate(
         now = ready.pop(lane)
         at, takes, action = now.at, now.takes, lanes[lane][0][0]
         if not now.computed:
-            if lane == ISSUER:
+            if lane == CALLERS_LANE:
                 issued.append(now.start)
             if cores and np.any(takes.host):
                 at = core_free = np.maximum(at, core_free) + np.asarray(takes.host) / min(1.0, cores)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from nestpipe.schedule.action import Action
-from nestpipe.schedule.options import Options
+from nestpipe.schedule.options import DEFAULT, Options
 from nestpipe.sim.clock import Cost
 from nestpipe.sim.profile import Profile, StageCost
 from nestpipe.sim.topology import Message, Topology
@@ -38,7 +38,9 @@ class Cluster:
     @property
     def options(self) -> Options:
         profile = self.profile
-        return Options(buckets=profile.buckets, defer_weight_grads=profile.defer_weight_grads, early_prepare=False)
+        return replace(
+            DEFAULT, buckets=profile.buckets, defer_weight_grads=profile.defer_weight_grads, early_prepare=False
+        )
 
     def cost(self) -> Callable[[Action], Cost]:
         """Drawn anew: the same numbers every time."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nestpipe.schedule import build_by
-from nestpipe.schedule.parts import ALL2ALL, divide
+from nestpipe.schedule.parts import SHARES, divide
 from nestpipe.schedule.timeline import Timeline
 from nestpipe.sim.clock import simulate
 from nestpipe.sim.costs import Cluster
@@ -85,7 +85,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
         timeline.add(action, start, stop)
         if action.batch >= WARMUP:
             lanes[action.lane] = lanes.get(action.lane, 0.0) + 1e3 * (stop - start) / counted
-            raw += 1e3 * (stop - start) / counted if action.stage in ALL2ALL else 0.0
+            raw += 1e3 * (stop - start) / counted if action.stage in SHARES["all2all"] else 0.0
         if action.stage == "step":
             ends.append(float(one.stop.max()))
             timeline.close_step(action.name, begin, stop)

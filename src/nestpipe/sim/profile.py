@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from nestpipe.config.recipe import build
-from nestpipe.schedule.action import STAGES
+from nestpipe.config.build import build
+from nestpipe.schedule.stages import STAGES
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -71,8 +72,9 @@ class Head:
     """With which scaling is compared."""
     buckets: int = 1
     buckets_final: list[float] = field(default_factory=list)
-    """After which share of the last backward pass (or of `weights`) each bucket of dense gradients is; empty: evenly."""
+    """After which share of the last backward pass (or of `weight_grad`) each bucket of dense gradients is; empty: evenly."""
     defer_weight_grads: bool = False
+    RENAMED: ClassVar[Mapping[str, str]] = {"late_weights": "defer_weight_grads"}
     machine_cores: float = 0.0
     """Of one machine that all workers share, as in a lab; 0: more than their lanes could use."""
     jitter: float = 0.0

@@ -58,7 +58,7 @@ def exact(name: str) -> str:
     if system.grouped:
         return "as its groups are"
     micro_batches = 2 if system.pipelined else 1
-    batches, options = 5, Options(defer_weight_grads=False)
+    batches, options = 5, replace(DEFAULT, defer_weight_grads=False)
     mine = build_by(system.builder, batches, micro_batches, options)
     found = examine(mine, build("serial", batches, micro_batches, options))
     return "no" if isinstance(found, Violation) else "yes"

@@ -16,17 +16,19 @@ import torch
 from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.device.array_pool import ArrayPool
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.index import Found
 from nestpipe.keys.window import Window, plan_window, run_of
+from nestpipe.nn.lookups import GroupLookups
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.sparse.buffers import Buffers, RowBuffer
 from nestpipe.sparse.eviction_state import life_state, restore_lives
 from nestpipe.sparse.evictor import Evicted, Evictor
-from nestpipe.sparse.lookups import GroupLookups
 from nestpipe.sparse.routing import NO_DATA, REFUSED, Routes, route
 from nestpipe.sparse.staleness import Ledger
+from nestpipe.sparse.view import MicroBatchView
 from nestpipe.sparse.window_buffer import WindowBuffer, window_bytes
 from nestpipe.tables import kernels
 from nestpipe.tables.disk.tiered_store import DiskTier
@@ -46,8 +48,8 @@ class SparseStages:
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         window_limit: int | None = None,
-        successor_reads: bool = False,
-        early_retrieve: bool = False,
+        buffer_readers: int = 1,
+        traffic: Traffic | None = None,
     ) -> None:
         self.world = world
         self.window_limit = window_limit
@@ -66,15 +68,15 @@ class SparseStages:
             Evictor(group, world.size, self.clock) if group.life is not None else None for group in self.groups
         ]
         """Per group: admission and eviction; None where every key has a row from its first batch on, for ever."""
-        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if early_retrieve else 2)
+        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if buffer_readers == 3 else 2)
         self.blocks = ArrayPool()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
-        self._holders = 1 + successor_reads + early_retrieve
+        self._holders = buffer_readers
         """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the
         retrieve of the one after it."""
         self.before_lookup: Callable[[], None] = lambda: None
         """Called before a lookup outside the schedule: waits until the last step is in the tables."""
-        self.traffic = Traffic()
+        self.traffic = traffic or Traffic()
         self._route_exchange = Exchange(world, "route", self.traffic)
         self._row_exchange = Exchange(world, "network", self.traffic)
         self._side_exchange = Exchange(world, "metrics")
@@ -291,6 +293,44 @@ class SparseStages:
                     self.ledger.recall(g, tables, keys, store.sightings.life[slots, 1] + 1)
         self._seconds_before = restore_lives(self.lives, self.clock, state, self.world.rank == 0)
 
+    def memory(self) -> dict[str, int]:
+        """Of this worker, now: rows, and bytes of DRAM of tables (rows, state, index) and of row buffers.
+
+        `heap_index_bytes` is the part that malloc holds: indexes of tables and ledger, which grow with them.
+        """
+        waiting = [store.sightings for store in self.stores if store.sightings is not None]
+        indexes = [*(store.index for store in self.stores), *(one.index for one in waiting)]
+        memory = {
+            "rows": sum(len(store) for store in self.stores),
+            "table_bytes": sum(store.nbytes() for store in self.stores),
+            "buffer_bytes": self.buffers.bytes,
+            "heap_index_bytes": sum(index.heap_nbytes() for index in indexes),
+        }
+        if waiting:
+            memory["waiting_keys"] = sum(len(sightings) for sightings in waiting)
+        if self.ledger is not None:
+            memory["ledger_bytes"] = self.ledger.nbytes()
+            memory["heap_index_bytes"] += self.ledger.heap_nbytes()
+        return memory
+
+    def figures(self) -> dict[str, Any]:
+        """What the summary of a run tells about this worker's tables and buffers."""
+        figures: dict[str, Any] = {
+            "rows": sum(len(store) for store in self.stores),
+            "waiting": sum(len(store.sightings) for store in self.stores if store.sightings is not None),
+            "buffer_bytes": {"now": self.buffers.bytes, "peak": self.buffers.peak},
+            "windows_by_micro": self.windows_by_micro,
+            "bytes_sent": self.traffic.bytes_sent,
+            "evicted": self.evicted(),
+        }
+        if self.ledger is not None:
+            figures["reads_verified"] = self.ledger.verified
+        return figures
+
+    def use_row_exchange(self, exchange: Exchange) -> None:
+        """Rows and their gradients travel by another exchange from now on."""
+        self._row_exchange = exchange
+
     def take_evicted(self) -> list[Evicted]:
         """What was evicted on this worker since the last call; whoever never asks keeps 8 bytes of every evicted key."""
         return [evicted for life in self.lives if life is not None for evicted in life.take_evicted()]
@@ -299,6 +339,11 @@ class SparseStages:
         """Gives back what the stores hold outside memory."""
         for store in self.stores:
             store.close()
+
+    def view(self, features: KeyedJaggedTensor) -> MicroBatchView:
+        """The current rows of these ids, outside any schedule: a collection's `RowSource`.  All workers call it together."""
+        self.before_lookup()
+        return MicroBatchView(self.look_up(Batch(features)), 0, trains=False)
 
     def look_up(self, batch: Batch | None) -> BatchContext:
         """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.comm.exchange import Exchange
-from nestpipe.sparse.stages import SparseStages
+from nestpipe.comm.world import World
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Keys [n], values [n, D], state [n, S]."""
@@ -23,26 +23,13 @@ class ByTable(Protocol):
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
 
 
-def walk(stages: SparseStages, table: str, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
-    """Yields rows in order of keys on worker 0 and nothing elsewhere; all workers must go through it together."""
-    group, number = stages.place_of(table)
-    return _walk(stages, stages.stores[group], number, chunk_rows)
-
-
-def walk_waiting(stages: SparseStages, table: str, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
-    """The same over keys that have no row yet: (sightings, last batch) [n, 2] in place of values, and no state."""
-    group, number = stages.place_of(table)
-    sightings = stages.stores[group].sightings
-    return _walk(stages, sightings, number, chunk_rows) if sightings is not None else iter(())
-
-
-def _walk(stages: SparseStages, store: ByTable, number: int, chunk_rows: int) -> Iterator[Rows]:
-    """All workers must go through it together.
+def walk(world: World, store: ByTable, number: int, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
+    """Yields the rows of table `number` of a store by ascending key on worker 0, nothing elsewhere.  All workers join.
 
     In every round each worker says how far `chunk_rows` rows would take it; all send what lies below the least of these
     keys, so nobody ever sends more than that.
     """
-    exchange = Exchange(stages.world, "metrics")
+    exchange = Exchange(world, "metrics")
     keys, slots = store.rows_of(number)
     at = 0
     last = np.iinfo(np.int64).max

@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
+from nestpipe.config.dense import DenseConfig
 from nestpipe.config.recipe import Recipe
-from nestpipe.config.sections import DenseSection, TablesSection
+from nestpipe.config.tables import TablesConfig
 from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError, Source
 from nestpipe.data.stream import Position
+from nestpipe.dense.replica import DenseReplica
 from nestpipe.models.kinds import make_model
-from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.pipeline import TrainPipeline
+from nestpipe.pipeline.workload import deferred_of, workload_of
+from nestpipe.schedule.options import Options, resolve
 from nestpipe.tables.config import TableDefaults
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
@@ -21,7 +26,7 @@ from nestpipe.train.initial import read_initial
 NO_SAMPLES = "the training data has no samples: look at the paths and fractions in the recipe's [data]"
 
 
-def sparse_optimizer(section: TablesSection) -> SparseOptimizer:
+def sparse_optimizer(section: TablesConfig) -> SparseOptimizer:
     eps = {} if section.eps is None else {"eps": section.eps}
     if section.optimizer == "sgd":
         return SGD(section.lr)
@@ -32,7 +37,7 @@ def sparse_optimizer(section: TablesSection) -> SparseOptimizer:
     return RowWiseAdagrad(section.lr, **eps)
 
 
-def dense_optimizer(section: DenseSection, model: nn.Module) -> torch.optim.Optimizer | None:
+def dense_optimizer(section: DenseConfig, model: nn.Module) -> torch.optim.Optimizer | None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         return None
@@ -73,32 +78,18 @@ def make_pipeline(
 
     `empty`: without the rows that tables.initial names, since all rows will come from a checkpoint.
     """
-    torch.manual_seed(recipe.train.seed)
-    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.life())
-    model = make_model(recipe.model, source, tables)
-    if recipe.dense.dtype == "float64":
-        model = model.double()
+    model = build_model(recipe, source)
     torch.manual_seed(recipe.train.seed * 1_000_003 + world.rank)
     pipeline = TrainPipeline(
         model,
         dense_optimizer(recipe.dense, model),
         sparse_optimizer(recipe.tables),
-        schedule=recipe.pipeline.schedule,
-        micro_batches=recipe.pipeline.micro_batches,
-        clustering=recipe.pipeline.clustering,
-        look_ahead=recipe.pipeline.look_ahead,
-        early_prepare=recipe.pipeline.early_prepare,
-        early_retrieve=recipe.pipeline.early_retrieve,
-        early_reduce=recipe.pipeline.early_reduce,
-        early_update=recipe.pipeline.early_update,
-        defer_weight_grads=recipe.pipeline.defer_weight_grads,
+        recipe.pipeline,
         seed=recipe.train.seed,
         clip_norm=recipe.train.clip_norm,
         table_rate=recipe.tables.rates().factor,
         dense_rate=recipe.dense.rates().factor,
-        tier=None
-        if recipe.tables.disk_path is None
-        else DiskTier(recipe.tables.disk_path, recipe.tables.dram_rows or 1),
+        tier=disk_tier(recipe.tables),
         buffer_limit=_bytes(recipe.memory.buffer_limit),
         window_limit=_bytes(recipe.memory.window_limit),
         check_staleness=check_staleness,
@@ -108,6 +99,28 @@ def make_pipeline(
     if not empty:
         read_initial(pipeline, recipe.tables.initial)
     return pipeline
+
+
+def build_model(recipe: Recipe, source: Source) -> nn.Module:
+    """The recipe's model.  Its dense parameters depend on the seed alone."""
+    torch.manual_seed(recipe.train.seed)
+    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.life())
+    model = make_model(recipe.model, source, tables)
+    return model.double() if recipe.dense.dtype == "float64" else model
+
+
+def recipe_options(recipe: Recipe) -> Options:
+    """The options of the list that this recipe runs, from its model and its tables' settings; makes no tables."""
+    model = build_model(recipe, recipe.data.open("train", recipe.train.seed))
+    deferred = deferred_of(model, recipe.pipeline)
+    parameters = deferred.parameters if deferred is not None else []
+    dense = DenseReplica(model.named_parameters(), Exchange(World.single(), "dense"), parameters)
+    on_disk, clips = recipe.tables.disk_path is not None, recipe.train.clip_norm is not None
+    return resolve(recipe.pipeline, workload_of(model, dense, deferred, clips=clips, on_disk=on_disk))
+
+
+def disk_tier(section: TablesConfig) -> DiskTier | None:
+    return None if section.disk_path is None else DiskTier(section.disk_path, section.dram_rows or 1)
 
 
 def _bytes(megabytes: float | None) -> int | None:

@@ -19,8 +19,7 @@ from nestpipe.data.shares import SharedStream
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Position
-from nestpipe.pipeline.pipeline import Progress, TrainPipeline
-from nestpipe.pipeline.tuner import Tuner
+from nestpipe.pipeline import Progress, TrainPipeline
 from nestpipe.train.build import train_stream
 
 FIXED = ("data", "model", "train.seed", "train.batch_size", "train.epochs", "tables.optimizer", "dense.optimizer")
@@ -97,8 +96,7 @@ class Resumed:
     def plan(self, pipeline: TrainPipeline) -> None:
         """What "auto" had chosen by then goes on."""
         choices = self.trainer.get("micro_batches_chosen")
-        if isinstance(pipeline.plan, Tuner) and choices:
-            pipeline.plan.resume(self.step, [(int(first), int(n)) for first, n in choices])
+        pipeline.restore_choices(self.step, [(int(first), int(n)) for first, n in choices or []])
 
 
 def _check_trainer(last: Checkpoint) -> None:
@@ -216,7 +214,9 @@ class Checkpoints:
             "extent": self._stream.source.extent,
             "skipped": dict(skipped.parts) if (skipped := skipped_of(self._stream.source)) is not None else {},
         }
-        chosen = [list(choice) for choice in self._pipeline.plan.choices if choice[0] < self._pipeline.next_batch]
+        chosen = [
+            list(choice) for choice in self._pipeline.micro_batch_choices if choice[0] < self._pipeline.next_batch
+        ]
         best = {"best_metric": self._section.best, "best": self._best}
         trainer = {**about(), **best, "micro_batches_chosen": chosen}
         finite = {name: value for name, value in metrics.items() if value == value}

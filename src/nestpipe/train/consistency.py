@@ -1,4 +1,4 @@
-"""What every worker must have found the same by itself, and what each knows a part of."""
+"""What all workers must see the same, and counts of which each worker knows a part."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ class NotConsistent(ValueError):
     """Workers see different files; the message is one line, and the same on all of them."""
 
 
-def together(world: World, mine: Mapping[str, int]) -> dict[str, int]:
-    """What workers have by name, in one; all call it together."""
+def gather_counts(world: World, mine: Mapping[str, int]) -> dict[str, int]:
+    """The counts of all workers in one dictionary; each name is one worker's.  All workers call it together."""
     everyone: list[Mapping[str, int]] = [mine]
     if world.size > 1:
         everyone = [{}] * world.size
         dist.all_gather_object(everyone, dict(mine), group=world.groups["metrics"])
     return {name: count for one in everyone for name, count in one.items()}
+
+
+def sum_over_workers(world: World, counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts by name, summed over all workers, which have the same names.  All workers call it together."""
+    total = torch.tensor([*counts.values()], dtype=torch.int64)
+    if world.size > 1 and counts:
+        dist.all_reduce(total, group=world.groups["metrics"])
+    return dict(zip(counts, total.tolist()))
 
 
 def check_consistent(world: World, **found: object) -> None:

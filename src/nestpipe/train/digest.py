@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nestpipe.pipeline.pipeline import TrainPipeline
-from nestpipe.sparse.walk import walk, walk_waiting
+from nestpipe.pipeline import TrainPipeline
+from nestpipe.sparse.walk import walk
 
 VERSION = b"nestpipe-digest-1\0"
 
@@ -22,16 +22,16 @@ def digest(pipeline: TrainPipeline) -> str:
     """In hex, on every worker.  All workers call it together, between two steps."""
     pipeline.settle()
     sha = hashlib.sha256(VERSION)
-    names = sorted((t.name, g) for g, group in enumerate(pipeline.sparse.groups) for t in group.tables)
-    for name, g in names:
-        group = pipeline.sparse.groups[g]
+    tables = [(t.name, number, store) for store in pipeline.stores for number, t in enumerate(store.group.tables)]
+    for name, number, store in sorted(tables, key=lambda table: table[0]):
+        group = store.group
         lives = group.life is not None
         sha.update(
             (b"table that lives\0" if lives else b"table\0") + name.encode() + b"\0" + group.dtype.name.encode() + b"\0"
         )
         sha.update(np.array([group.dim, group.optimizer_width], "<u8").tobytes())
         rows = 0
-        for keys, values, state in walk(pipeline.sparse, name):
+        for keys, values, state in walk(pipeline.world, store, number):
             row = np.dtype([("key", "<i8"), ("values", f"<f{group.dtype.itemsize}", (group.dim,)),
                             ("state", f"<f{group.dtype.itemsize}", (group.optimizer_width,)),
                             ("life", "<i8", (2 if lives else 0,))])  # fmt: skip
@@ -46,7 +46,8 @@ def digest(pipeline: TrainPipeline) -> str:
         sha.update(np.array([rows], "<u8").tobytes())
         if lives:
             waiting = 0
-            for keys, life, _ in walk_waiting(pipeline.sparse, name):
+            frequencies = store.sightings
+            for keys, life, _ in walk(pipeline.world, frequencies, number) if frequencies is not None else ():
                 sha.update(np.column_stack([keys, life]).astype("<i8").tobytes())
                 waiting += len(keys)
             sha.update(np.array([waiting], "<u8").tobytes())

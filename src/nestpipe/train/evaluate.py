@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from nestpipe.config.sections import EvalSection
+from nestpipe.config.training import EvalConfig
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Stream
 from nestpipe.models.hstu import HSTU
@@ -14,7 +14,7 @@ from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.train.metrics import ClickMetrics, RankMetrics, target_ranks
 
 
-def evaluate(pipeline: TrainPipeline, source: Source, section: EvalSection) -> dict[str, float]:
+def evaluate(pipeline: TrainPipeline, source: Source, section: EvalConfig) -> dict[str, float]:
     """Metrics over all workers' held-out samples, exact.  All workers call it together; nothing is trained."""
     if source.extent == 0:
         return {}
@@ -43,7 +43,7 @@ def _clicks(pipeline: TrainPipeline, stream: Stream) -> dict[str, float]:
     return found
 
 
-def _ranking(pipeline: TrainPipeline, stream: Stream, catalogue: np.ndarray, section: EvalSection) -> dict[str, float]:
+def _ranking(pipeline: TrainPipeline, stream: Stream, catalogue: np.ndarray, section: EvalConfig) -> dict[str, float]:
     """Ranks every user's last item among all items but those in the history that the model was shown."""
     items = functional.normalize(pipeline.rows(HSTU.table, catalogue), dim=1, eps=1e-6)
     metrics = RankMetrics(section.top_k)

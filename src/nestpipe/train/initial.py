@@ -17,7 +17,7 @@ def read_initial(pipeline: TrainPipeline, files: Mapping[str, str]) -> None:
 
     Before the first step: optimizer state is zero, as that of any row before it is first trained.
     """
-    known = [table.name for group in pipeline.sparse.groups for table in group.tables]
+    known = [table.name for store in pipeline.stores for table in store.group.tables]
     for table in files:
         if table not in known:
             raise VectorsError(f"tables.initial.{table}: the model has no table {table!r}; it has {', '.join(known)}")
@@ -26,8 +26,9 @@ def read_initial(pipeline: TrainPipeline, files: Mapping[str, str]) -> None:
 
 
 def _read_table(pipeline: TrainPipeline, table: str, path: Path) -> None:
-    place, number = pipeline.sparse.place_of(table)
-    group, store, world = pipeline.sparse.groups[place], pipeline.sparse.stores[place], pipeline.world
+    place, number = pipeline.place_of(table)
+    store, world = pipeline.stores[place], pipeline.world
+    group = store.group
     for keys, vectors in read_vectors(path, group.dim, group.dtype):
         tables = np.full(len(keys), number, np.uint16)
         mine = np.flatnonzero(owners_of(tables, keys, world.size) == world.rank)

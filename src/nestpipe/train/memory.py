@@ -7,34 +7,24 @@ import os
 import time
 from pathlib import Path
 
-from nestpipe.sparse.stages import SparseStages
+from nestpipe.pipeline import TrainPipeline
 
 
-def memory_of(sparse: SparseStages) -> dict[str, int]:
+def memory_of(pipeline: TrainPipeline) -> dict[str, int]:
     """Of this worker, now: its rows, and bytes of DRAM of tables (rows, state, index), of row buffers and of the process.
 
     `heap_used_bytes` is what the process has asked of malloc and not given back, `heap_free_bytes` what malloc holds for its next
     requests: that goes up and down by hundreds of MB, and only part of it is resident.  Rows and keys of tables lie in slabs
     outside that account; `heap_index_bytes` is the part of it that indexes of tables and ledger hold and that grows with them.
     """
-    memory = {
-        "rows": sum(len(store) for store in sparse.stores),
-        "table_bytes": sum(store.nbytes() for store in sparse.stores),
-        "buffer_bytes": sparse.buffers.bytes,
-    }
-    waiting = [store.sightings for store in sparse.stores if store.sightings is not None]
-    if waiting:
-        memory["waiting_keys"] = sum(len(sightings) for sightings in waiting)
-    if sparse.ledger is not None:
-        memory["ledger_bytes"] = sparse.ledger.nbytes()
+    memory = pipeline.memory()
+    indexes = memory.pop("heap_index_bytes")
     resident, heap = resident_bytes(), heap_bytes()
     if resident is not None:
         memory["resident_bytes"] = resident
     if heap is not None:
         memory["heap_used_bytes"], memory["heap_free_bytes"] = heap
-        indexes = sum(store.index.heap_nbytes() for store in sparse.stores)
-        indexes += sum(sightings.index.heap_nbytes() for sightings in waiting)
-        memory["heap_index_bytes"] = indexes + (sparse.ledger.heap_nbytes() if sparse.ledger is not None else 0)
+        memory["heap_index_bytes"] = indexes
     return memory
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
-from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.eviction.frequency import Sightings
 from nestpipe.train.build import make_pipeline, open_source, train_stream
 from nestpipe.train.digest import dense_state
@@ -61,20 +61,20 @@ def verify(
     other = _run(
         recipe, steps, world, lambda done: tell(done / 2, f"{schedule}, step {done * steps:.0f}"), check_staleness
     )
-    chosen = [list(choice) for choice in other.pipeline.plan.choices]  # what "auto" has chosen is given back
+    chosen = [list(choice) for choice in other.pipeline.micro_batch_choices]  # what "auto" has chosen is given back
     recipe = replace(recipe, pipeline=replace(recipe.pipeline, micro_batches=chosen))
     if (
         recipe.tables.ttl_minutes is not None and recipe.tables.ttl_horizons is None
     ):  # and so is what the clock has said
-        horizons = [list(pair) for pair in other.pipeline.sparse.horizons()]
+        horizons = [list(pair) for pair in other.pipeline.ttl_horizons()]
         recipe = replace(recipe, tables=replace(recipe.tables, ttl_horizons=horizons))
     serial = _run(
         _with(recipe, "serial"), steps, world, lambda done: tell(0.5 + done / 2, f"serial, step {done * steps:.0f}")
     )
     compared = {
-        "rows": _total(world, sum(len(store) for store in serial.pipeline.sparse.stores)),
-        "state": _total(world, sum(len(s) * s.group.optimizer_width for s in serial.pipeline.sparse.stores)),
-        "evicted": _total(world, sum(serial.pipeline.sparse.evicted().values())),
+        "rows": _total(world, sum(len(store) for store in serial.pipeline.stores)),
+        "state": _total(world, sum(len(s) * s.group.optimizer_width for s in serial.pipeline.stores)),
+        "evicted": _total(world, sum(serial.pipeline.evicted().values())),
         "dense": sum(1 for _ in dense_state(serial.pipeline)),
         "losses": len(serial.losses),
     }
@@ -143,10 +143,10 @@ def _loss_difference(serial: Run, other: Run) -> Difference | None:
 
 def _row_difference(serial: Run, other: Run) -> Difference | None:
     steps = len(serial.losses)
-    names = sorted(t.name for group in serial.pipeline.sparse.groups for t in group.tables)
+    names = sorted(t.name for store in serial.pipeline.stores for t in store.group.tables)
     for name in names:
-        g, number = serial.pipeline.sparse.place_of(name)
-        a, b = serial.pipeline.sparse.stores[g], other.pipeline.sparse.stores[g]
+        g, number = serial.pipeline.place_of(name)
+        a, b = serial.pipeline.stores[g], other.pipeline.stores[g]
         (a_keys, a_slots), (b_keys, b_slots) = a.rows_of(number), b.rows_of(number)
         if not np.array_equal(a_keys, b_keys):
             return _lone_key("rows", name, steps, a_keys, b_keys)
@@ -187,7 +187,7 @@ def _waiting_difference(a: Sightings, b: Sightings, number: int, name: str, step
 
 def _eviction_difference(serial: Run, other: Run) -> Difference | None:
     """In who was evicted, and when."""
-    lists = [{(e.table, e.batch): e.keys for e in run.pipeline.sparse.take_evicted()} for run in (serial, other)]
+    lists = [{(e.table, e.batch): e.keys for e in run.pipeline.take_evicted()} for run in (serial, other)]
     nobody = np.empty(0, np.int64)
     for table, batch in sorted({*lists[0], *lists[1]}):
         a_keys, b_keys = (found.get((table, batch), nobody) for found in lists)

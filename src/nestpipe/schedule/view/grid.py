@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from nestpipe.schedule.action import LANES
+from nestpipe.schedule.stages import LANES
 from nestpipe.schedule.view.trace import Timed
 
 COLOURS = ("color(117)", "color(215)", "color(150)", "color(218)", "color(222)", "color(183)")

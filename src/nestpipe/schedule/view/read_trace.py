@@ -8,13 +8,13 @@ from pathlib import Path
 
 from nestpipe.schedule.action import Action
 from nestpipe.schedule.clock import ClockSpan
-from nestpipe.schedule.view.trace import problems
+from nestpipe.schedule.view.trace import current, problems
 
 
 def read_trace(path: Path, worker: int) -> list[ClockSpan]:
     """The spans of one worker, in milliseconds.  ValueError, in one line, for what is not such a trace."""
     try:
-        trace = json.loads(path.read_text(encoding="utf-8"))
+        trace = current(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a trace: {error}") from None
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):

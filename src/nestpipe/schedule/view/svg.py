@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from nestpipe.schedule.action import LANES, STAGES
+from nestpipe.schedule.stages import LANES, STAGES, tint
 from nestpipe.schedule.view.trace import Timed
 
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#997700", "#009988")
 """One per batch, in turn; told apart by colour-blind readers, too."""
-
-WHITE = {"grad": 0.5, "agree": 0.5, "accumulate": 0.5, "weight_grad": 0.35, "step": 0.7, "sync": 0.75}
-"""Share of white in the box of a stage that has its lane together with others."""
 
 INK, QUIET, GRID, PAPER, BAND = "#24292f", "#636c76", "#d8dee4", "#ffffff", "#f3f5f8"
 LEFT, RIGHT, TOP, BOTTOM = 142, 18, 46, 50
@@ -68,7 +65,7 @@ def _lanes(lanes: Sequence[str], spans: Sequence[Timed], width: float) -> Iterat
         yield f'<text x="16" y="{y + 15}" font-size="12" font-weight="bold" fill="{INK}">{lane}</text>'
         x = 16.0
         for stage in stages:
-            fill = _tint("#57606a", stage)
+            fill = tint("#57606a", STAGES[stage].white)
             yield f'<rect x="{_n(x)}" y="{y + 21}" width="7" height="9" rx="1.5" fill="{fill}"/>'
             yield f'<text x="{_n(x + 9)}" y="{y + 29}" font-size="8" fill="{QUIET}">{stage}</text>'
             x += 9 + len(stage) * LETTER * 0.82 + 7
@@ -100,11 +97,11 @@ def _box(span: Timed, scale: float, lanes: Sequence[str], several: bool) -> str:
     colour = COLOURS[action.batch % len(COLOURS)]
     shape = (
         f'<rect x="{_n(x + 0.5)}" y="{y:g}" width="{_n(width)}" height="{BOX}" rx="2" '
-        f'fill="{_tint(colour, action.stage)}" stroke="{colour}" stroke-width="0.8"/>'
+        f'fill="{tint(colour, STAGES[action.stage].white)}" stroke="{colour}" stroke-width="0.8"/>'
     )
     number = f"{action.batch}.{action.micro}" if several and action.micro >= 0 else str(action.batch)
     text = _fitting(action.stage, number, width)
-    ink = INK if action.stage in WHITE else PAPER
+    ink = INK if STAGES[action.stage].white else PAPER
     middle = x + 0.5 + width / 2
     letters = f'<text x="{_n(middle)}" y="{y + BOX / 2 + 3.5:g}" text-anchor="middle" fill="{ink}">{text}</text>'
     return f"<g><title>{action}: {span.start:g} to {span.stop:g}</title>{shape}{letters if text else ''}</g>"
@@ -126,13 +123,7 @@ def _legend(batches: Sequence[int], clock: str, y: int) -> Iterator[str]:
 
 
 def _stages(lane: str) -> list[str]:
-    return [stage for stage, its in STAGES.items() if its == lane]
-
-
-def _tint(colour: str, stage: str) -> str:
-    white = WHITE.get(stage, 0.0)
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+    return [stage.name for stage in STAGES.values() if stage.lane == lane]
 
 
 def _n(pixels: float) -> str:

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from nestpipe.schedule.action import LANES, STAGES, Action, label
+from nestpipe.schedule.action import Action, label
+from nestpipe.schedule.stages import LANES, RENAMED, STAGES
 
 Trace = dict[str, Any]
 VIRTUAL = 1e-3
@@ -93,6 +94,17 @@ def _event(rank: int, span: Timed, shift: float, unit: float, after: str | None)
     }
 
 
+def current(trace: Any) -> Any:
+    """A trace that was read from a file, with the stages of older runs under today's names."""
+    for event in trace.get("traceEvents", ()) if isinstance(trace, dict) else ():
+        args = event.get("args") if isinstance(event, dict) else None
+        stage = args.get("stage") if isinstance(args, dict) else None
+        if isinstance(args, dict) and isinstance(stage, str) and stage in RENAMED:
+            args["stage"] = event["cat"] = RENAMED[stage]
+            event["name"] = label((args["stage"], args.get("batch", -1), args.get("micro", -1)))
+    return trace
+
+
 def problems(trace: Trace) -> list[str]:
     """What is wrong with a trace, one line each: fields, names, metadata, and actions of a lane that overlap."""
     found: list[str] = []
@@ -110,7 +122,7 @@ def problems(trace: Trace) -> list[str]:
                 start = round(event["ts"] * 1000)
                 row = (start, start + round(event["dur"] * 1000), event["name"])
                 lanes[event["pid"], event["tid"]].append(row)
-                if names.get(("thread_name", event["pid"], event["tid"])) != STAGES[event["args"]["stage"]]:
+                if names.get(("thread_name", event["pid"], event["tid"])) != STAGES[event["args"]["stage"]].lane:
                     found.append(f"{where}: thread {event['tid']} is not named after the lane of {event['name']}")
                 if ("process_name", event["pid"], 0) not in names:
                     found.append(f"{where}: worker {event['pid']} has no name")

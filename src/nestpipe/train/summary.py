@@ -1,0 +1,57 @@
+"""The end of a run: one dictionary for `summary.json`, and its metrics in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nestpipe.config.recipe import Recipe
+from nestpipe.data.skipped import Skipped
+from nestpipe.pipeline import TrainPipeline
+from nestpipe.train.consistency import gather_counts, sum_over_workers
+from nestpipe.train.digest import digest
+from nestpipe.train.pace import Pace
+
+
+def summarise(
+    recipe: Recipe, pipeline: TrainPipeline, pace: Pace, metrics: dict[str, float], skipped: Skipped, run: str
+) -> dict[str, Any]:
+    """The summary of a finished run, the same on every worker but for figures of its own.  All workers call it together."""
+    world, stages = pipeline.world, pipeline.timeline.report()
+    summary = {
+        "recipe": recipe.name,
+        "schedule": recipe.pipeline.schedule,
+        "workers": world.size,
+        "micro_batches": recipe.pipeline.micro_batches,
+        "micro_batches_chosen": [list(choice) for choice in pipeline.micro_batch_choices],
+        "steps": pace.steps,
+        "samples": pace.samples,
+        "seconds": pace.seconds(),
+        "samples_per_s": pace.samples_per_s(),
+        "loss": pace.mean_loss(),
+        "metrics": metrics,
+        "digest": digest(pipeline),
+        "seed": recipe.train.seed,
+        **pipeline.figures(),
+        "evicted": sum_over_workers(world, pipeline.evicted()),
+        "ttl_horizons": [list(pair) for pair in pipeline.ttl_horizons() if pair[0] < pipeline.next_batch],
+        "stages": stages,
+        "step_ms": sum(stage["exposed_ms"] for stage in stages.values()),
+        "run": run,
+    }
+    if parts := gather_counts(world, skipped.parts):
+        summary["skipped"] = {"samples": sum(parts.values()), "parts": sorted(parts)}
+    return summary
+
+
+def in_words(metrics: dict[str, float]) -> str:
+    """Held-out metrics in one line."""
+    if "auc" in metrics:
+        text = f"held-out AUC {metrics['auc']:.4f}  NE {metrics['ne']:.4f}  log loss {metrics['log_loss']:.4f}"
+        text += f"  calibration {metrics['calibration']:.3f}"
+        if "bayes_auc" in metrics:
+            text += f"  Bayes AUC {metrics['bayes_auc']:.4f}"
+            if metrics["bayes_auc"] != 0.5:  # there is something to learn
+                way = (metrics["auc"] - 0.5) / (metrics["bayes_auc"] - 0.5)
+                text += f" ({way:.1%} of the way from 0.5)"
+        return text
+    return "  ".join(f"{k.upper()} {v:.4f}" for k, v in metrics.items() if k != "samples") or "no held-out samples"
