@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from nestpipe import Adam, EmbeddingConfig, EvictionPolicy, RowWiseAdagrad
-from nestpipe.tables.eviction.frequency import Sightings
+from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.tables.eviction.sweep import Sweep
 from nestpipe.tables.group import group_tables
 from nestpipe.tables.optimizers import SparseOptimizer
@@ -23,17 +23,17 @@ SHARE = 0.05
 
 
 def filled(rows: int, dim: int, optimizer: SparseOptimizer) -> RowStore:
-    """Rows of ten tables with sightings by a power law, last seen at any time before the last batch."""
+    """Rows of ten tables with frequencies by a power law, last seen at any time before the last batch."""
     random = np.random.default_rng(1)
-    tables = [EmbeddingConfig(f"t{i}", dim, ["f"], life=EvictionPolicy(max_rows=1)) for i in range(10)]
+    tables = [EmbeddingConfig(f"t{i}", dim, ["f"], eviction=EvictionPolicy(max_rows=1)) for i in range(10)]
     store = RowStore(group_tables(tables, optimizer)[0], 0)
     for start in range(0, rows, 1 << 20):
         count = min(1 << 20, rows - start)
         values = np.zeros((count, dim), np.float32)
         state = np.zeros((count, store.group.state_width), np.float32)
-        life = store.group.life_in(state)
-        life[:, 0] = np.minimum(random.pareto(1.0, count) + 1, 1e6)
-        life[:, 1] = random.integers(0, BATCH - 1, count)
+        usage = store.group.eviction_columns(state)
+        usage[:, 0] = np.minimum(random.pareto(1.0, count) + 1, 1e6)
+        usage[:, 1] = random.integers(0, BATCH - 1, count)
         keys = np.arange(start, start + count)
         store.writeback((keys % 10).astype(np.uint16), keys, values, state)
     return store
@@ -41,18 +41,18 @@ def filled(rows: int, dim: int, optimizer: SparseOptimizer) -> RowStore:
 
 def measured(store: RowStore, rounds: int) -> dict[str, float]:
     """Milliseconds per million rows, the least of some rounds; and of a removal per million evicted."""
-    marks, count = np.zeros(store.index.slots_used, np.uint8), len(store)
+    flags, count = np.zeros(store.index.slots_used, np.uint8), len(store)
     best = {"by age": np.inf, "under a budget": np.inf}
     for _ in range(rounds):
         for kind in best:
             start = time.thread_time()
-            sweep = Sweep(store.index, store.life, marks, BATCH - 1, 10)
+            sweep = Sweep(store.index, store.usage, flags, BATCH - 1, 10)
             left = sweep.choose_aged(int(SHARE * BATCH) if kind == "by age" else 0)
             if kind != "by age":
                 sweep.choose_rare((left * SHARE).astype(np.int64))
-            chosen = sweep.condemn()
+            chosen = sweep.mark()
             best[kind] = min(best[kind], 1e9 * (time.thread_time() - start) / count)
-            marks[chosen] = 0
+            flags[chosen] = 0
     keys, tables = store.index.slot_keys.rows[chosen], store.index.slot_tables.rows[chosen]
     start = time.thread_time()
     store.remove(tables, keys)
@@ -70,11 +70,11 @@ def main() -> None:
         state = store.group.state_width * 4
         for what, ms in measured(store, args.rounds).items():
             print(f"{type(optimizer).__name__}, {state} bytes of state a row: {what}: {ms:.1f} ms per million")
-    sightings = Sightings()
+    frequencies = FrequencyTable()
     keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, args.rows)
     start = time.thread_time()
-    sightings.put(np.zeros(args.rows, np.uint16), keys, np.ones((args.rows, 2), np.int32))
-    per_key = sightings.nbytes() / args.rows
+    frequencies.put(np.zeros(args.rows, np.uint16), keys, np.ones((args.rows, 2), np.int32))
+    per_key = frequencies.nbytes() / args.rows
     print(
         f"a key without a row: {per_key:.1f} bytes; {1e9 * (time.thread_time() - start) / args.rows:.0f} ms per million"
     )

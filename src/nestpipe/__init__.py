@@ -10,13 +10,14 @@ from nestpipe.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from nestpipe.comm.world import World
+    from nestpipe.config.eviction import EvictionPolicy, TableLife
+    from nestpipe.config.pipeline import PipelineConfig
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
     from nestpipe.nn.collections import EmbeddingBagCollection, EmbeddingCollection
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
-    from nestpipe.pipeline.pipeline import Progress, TrainPipeline
+    from nestpipe.pipeline import Progress, TrainPipeline
     from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
-    from nestpipe.tables.eviction.policy import EvictionPolicy
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 
 _HOME = {
@@ -33,9 +34,11 @@ _HOME = {
     "KeyedTensor": "nestpipe.data.jagged",
     "DeferredLinear": "nestpipe.nn.deferred",
     "DeferredStack": "nestpipe.nn.deferred",
-    "Progress": "nestpipe.pipeline.pipeline",
+    "PipelineConfig": "nestpipe.config.pipeline",
+    "Progress": "nestpipe.pipeline.progress",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
-    "EvictionPolicy": "nestpipe.tables.eviction.policy",
+    "EvictionPolicy": "nestpipe.config.eviction",
+    "TableLife": "nestpipe.config.eviction",  # old name of EvictionPolicy
     "TrainPipeline": "nestpipe.pipeline.pipeline",
     "World": "nestpipe.comm.world",
 }
@@ -55,8 +58,10 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "PipelineConfig",
     "Progress",
     "RowWiseAdagrad",
+    "TableLife",
     "TrainPipeline",
     "World",
     "__version__",

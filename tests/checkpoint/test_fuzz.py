@@ -29,13 +29,13 @@ from nestpipe.checkpoint.merge import merged_rows
 from nestpipe.checkpoint.tensors import read_tensors, write_tensors
 from nestpipe.checkpoint.worker_state import read_worker
 from nestpipe.keys import owners_of
-from nestpipe.sparse.eviction_state import restore_lives
+from nestpipe.sparse.eviction_state import restore_evictors
 from nestpipe.tables.eviction.horizon import AgreedClock
 from nestpipe.train.checkpoints import Resumed
 
 MODEL: Any = [SimpleNamespace(group=describe(group)) for group in groups()]
 """As much of a pipeline as decides whether a checkpoint's tables are its own."""
-SPARSE: Any = SimpleNamespace(restore_life=lambda life: restore_lives([], AgreedClock(), life, True))
+SPARSE: Any = SimpleNamespace(restore_eviction=lambda life: restore_evictors([], AgreedClock(), life, True))
 
 
 @pytest.fixture

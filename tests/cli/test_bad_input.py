@@ -57,8 +57,16 @@ def parquet(folder: Path, **columns: object) -> list[str]:
         (2, "model.dmi=8", ["'model.dmi'", "'model.dim'"]),
         (1, "model.dim=big", ["model.dim must be a whole number", "'big'"]),
         (2, "tables.lr=0", ["tables.lr must be above 0"]),
-        (1, "pipeline.schedule=nestde", ["pipeline.schedule must be one of serial", "'nestde'"]),
-        (2, "pipeline.schedule=nestde", ["pipeline.schedule must be one of serial", "'nestde'"]),
+        (
+            1,
+            "pipeline.schedule=nestde",
+            ["pipeline.schedule must be one of 'serial'", "'nestde'; did you mean 'nested'?"],
+        ),
+        (
+            2,
+            "pipeline.schedule=nestde",
+            ["pipeline.schedule must be one of 'serial'", "'nestde'; did you mean 'nested'?"],
+        ),
         (1, "pipeline.micro_batches=0", ["pipeline.micro_batches must be from 1 to 32767"]),
         (2, "model.kind=hstu", ["unknown key 'model.bottom'"]),
         (1, "train.workers", ["section.key=value", "'train.workers'"]),

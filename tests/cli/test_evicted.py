@@ -1,4 +1,4 @@
-"""Table life from the command line: recipes, summaries, listed keys, and minutes that can be given back."""
+"""Eviction from the command line: recipes, summaries, listed keys, and recorded horizons."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from commands import Command, nestpipe, small
 
-LIFE = ["tables.admit_after=2", "tables.ttl_steps=3", "tables.max_rows=400", "tables.sweep_every=2"]
+EVICTION = ["tables.admit_after=2", "tables.ttl_steps=3", "tables.max_rows=400", "tables.sweep_every=2"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_evicted_keys_are_counted_and_listed(tmp_path: Path, workers: int) -> None:
-    """The summary counts over all workers; `nestpipe evicted` counts and lists the same keys."""
+    """The summary counts evicted keys over all workers; `nestpipe evicted` counts and lists the same keys."""
     command = Command(
-        tmp_path, [*small(*LIFE, "train.log_every=5", workers=workers), "--json", str(tmp_path / "s.json")]
+        tmp_path, [*small(*EVICTION, "train.log_every=5", workers=workers), "--json", str(tmp_path / "s.json")]
     )
     ended = command.wait()
     assert ended.code == 0, ended.err
@@ -36,8 +36,8 @@ def test_evicted_keys_are_counted_and_listed(tmp_path: Path, workers: int) -> No
     assert batches == sorted(batches) and all(batch % 2 == 0 for batch in batches)
 
 
-def test_minutes_can_be_given_back(tmp_path: Path) -> None:
-    """A run that ages keys by the clock says what that came to; with it, another schedule makes the same digest."""
+def test_recorded_horizons_replace_the_clock(tmp_path: Path) -> None:
+    """A run with ttl_minutes reports its horizons; with these, another schedule gives the same digest."""
     sets = ["tables.ttl_minutes=0.0002", "tables.sweep_every=2", "pipeline.micro_batches=2"]
     command = Command(tmp_path, [*small(*sets, "pipeline.schedule=nested"), "--json", "-"])
     first = command.wait().summary()
@@ -49,9 +49,9 @@ def test_minutes_can_be_given_back(tmp_path: Path) -> None:
     assert again["digest"] == first["digest"] and again["evicted"] == first["evicted"]
 
 
-@pytest.mark.parametrize("settings", [LIFE, ["tables.ttl_minutes=0.0002", "tables.sweep_every=2"]])
-def test_verify_holds_with_table_life(tmp_path: Path, settings: list[str]) -> None:
-    """`verify` compares life, waiting keys and evictions, too; what a clock decided in one run is given to the other."""
+@pytest.mark.parametrize("settings", [EVICTION, ["tables.ttl_minutes=0.0002", "tables.sweep_every=2"]])
+def test_verify_holds_with_eviction(tmp_path: Path, settings: list[str]) -> None:
+    """`verify` also compares usage, waiting keys and evictions; the horizons of one run are passed to the other."""
     _, *rest = small(*settings)
     ended = nestpipe(tmp_path, "verify", *rest, "--schedule", "nested", "--steps", "16", "--json", "-")
     result = ended.summary()
@@ -71,12 +71,12 @@ def test_verify_holds_with_table_life(tmp_path: Path, settings: list[str]) -> No
     ],
 )
 def test_a_bad_setting_is_one_line(tmp_path: Path, setting: str, message: str) -> None:
-    """A mistake names its key."""
+    """The error names the key."""
     ended = nestpipe(tmp_path, *small(setting))
     assert ended.code == 2 and message in ended.err and len(ended.err.splitlines()) == 1
 
 
-def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
-    """`nestpipe evicted` of something else says so."""
+def test_a_directory_that_is_not_a_run_is_one_line(tmp_path: Path) -> None:
+    """`nestpipe evicted` says so if the directory is not a run."""
     ended = nestpipe(tmp_path, "evicted", str(tmp_path))
     assert ended.code == 2 and "is not a run directory" in ended.err and len(ended.err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""A run whose tables admit and evict keys, resumed: what is counted and what is listed goes on as if nothing had happened."""
+"""A resumed run with admission and eviction: counts and lists continue as if it had never been interrupted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from commands import nestpipe, small
 
-LIFE = [
+EVICTION = [
     "tables.admit_after=2",
     "tables.ttl_steps=12",
     "tables.max_rows=300",
@@ -16,17 +16,17 @@ LIFE = [
 SAVES = ["checkpoint.every_steps=9", "checkpoint.full_every=10", "checkpoint.keep=9"]
 
 
-def test_life_goes_on_from_an_incremental_checkpoint(tmp_path: Path) -> None:
-    """Rows, counters of keys that wait, evicted keys and their list are those of a run never interrupted; sweeps lie between."""
-    whole = nestpipe(tmp_path, *small(*LIFE), "--steps", "36", "--schedule", "nested", "--json", "-", run="whole")
+def test_eviction_resumes_from_an_incremental_checkpoint(tmp_path: Path) -> None:
+    """Rows, frequencies of waiting keys, evicted keys and their list equal those of an uninterrupted run."""
+    whole = nestpipe(tmp_path, *small(*EVICTION), "--steps", "36", "--schedule", "nested", "--json", "-", run="whole")
     nestpipe(
-        tmp_path, *small(*LIFE, *SAVES), "--steps", "30", "--schedule", "nested", "--json", "-", run="run"
+        tmp_path, *small(*EVICTION, *SAVES), "--steps", "30", "--schedule", "nested", "--json", "-", run="run"
     ).summary()
     run = str(tmp_path / "run")
     resume = ["--resume", "--from", "27", "--steps", "36", "--schedule", "dbp", "--check", "staleness"]
     again = nestpipe(tmp_path, "train", run, "--run-dir", run, *resume, "--quiet", "--json", "-")
     first, second = whole.summary(), again.summary()
-    assert sum(first["evicted"].values()) > 100 and first["waiting"] > 0, "there is nothing to lose"
+    assert sum(first["evicted"].values()) > 100 and first["waiting"] > 0, "the run must evict and wait"
     assert first["digest"] == second["digest"]
     assert (first["evicted"], first["waiting"], first["rows"]) == (
         second["evicted"],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nestpipe.config.build import RecipeError, build
 from nestpipe.config.describe import describe
+from nestpipe.config.pipeline import SCHEDULES
 from nestpipe.config.recipe import SECTIONS, Recipe, load_recipe
 from nestpipe.config.wording import field_help
 
@@ -222,7 +223,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         recipe,
         tables=replace(recipe.tables, **optimizer, init="normal"),
         dense=replace(recipe.dense, **optimizer, optimizer="sgd", momentum=draw(st.floats(0, 0.99))),
-        pipeline=replace(recipe.pipeline, schedule=draw(text)),
+        pipeline=replace(recipe.pipeline, schedule=draw(st.sampled_from(SCHEDULES))),
         train=replace(recipe.train, steps=7, epochs=draw(steps), clip_norm=draw(st.none() | positive)),
         eval=replace(
             recipe.eval, every=draw(steps), top_k=tuple(draw(st.sets(st.integers(1), min_size=1, max_size=3)))

@@ -22,6 +22,7 @@ from nestpipe import (
 )
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.nn.collections import Collection
+from nestpipe.nn.local_rows import LocalRows
 from nestpipe.ops.pooling import Bags, PoolRows, Untrained, _pool_backward_with_torch, _pool_with_torch
 from nestpipe.sparse.attach import attach_collections
 from nestpipe.sparse.batch_context import BatchContext
@@ -223,7 +224,7 @@ def test_outside_a_pipeline_a_collection_looks_up_at_once() -> None:
     assert torch.equal(first, collection(features)["f@a"].detach())
     same = attach_collections([bags()], World.single(), SGD(), seed=0).rows_of("a", np.array([1, 2]))
     assert torch.equal(first[0], same.sum(0)) and not first[1].any()
-    assert collection._stages is not None and all(len(store) == 0 for store in collection._stages.stores)
+    assert isinstance(collection._source, LocalRows) and all(len(store) == 0 for store in collection._source.stores)
 
 
 def test_backward_outside_a_pipeline_is_refused() -> None:

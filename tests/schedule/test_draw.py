@@ -25,7 +25,7 @@ def spans_of(schedule: str, batches: int, micros: int) -> list[ClockSpan]:
 def cells(lines: list[str], lane: str) -> list[str]:
     """Labels in the rows of a lane; once for those that a fold has cut."""
     rows = " ".join(line.removeprefix(lane) for line in lines if line.startswith(lane + " "))
-    found = re.findall(r"[|~]([a-z]+ \d+(?:\.\d+)?)(?![\d~])", rows)
+    found = re.findall(r"[|~]([a-z_]+ \d+(?:\.\d+)?)(?![\d~])", rows)
     return [label for i, label in enumerate(found) if label not in found[:i]]
 
 

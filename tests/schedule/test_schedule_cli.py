@@ -37,7 +37,7 @@ def test_a_grid_and_a_proof(schedule: str, capsys: pytest.CaptureFixture[str]) -
         "retrieve 2",
         "embed 2.1",
         "writeback 0",
-        "weights 1",
+        "weight_grad 1",
     ):  # a cell begins with a bar, or goes on in a new line
         assert any(f"│{label}" in line or f"…{label}" in line for line in lines), label
     assert max(map(len, lines)) <= 100

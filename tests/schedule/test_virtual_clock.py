@@ -50,7 +50,9 @@ def test_batches_are_prepared_when_the_one_before_has_computed() -> None:
     """However fast data comes, it is read for the step after this one and not further ahead."""
     actions = build("dbp", 8, 1)
     spans = {str(s.action): s for s in run(actions, nominal(actions), issuer=None)}
-    assert spans["load 7"].start == spans["weights 2"].stop and spans["route 5"].start >= spans["weights 2"].stop
+    assert (
+        spans["load 7"].start == spans["weight_grad 2"].stop and spans["route 5"].start >= spans["weight_grad 2"].stop
+    )
 
 
 def test_nothing_is_issued_before_the_issuer_has_come_to_it() -> None:

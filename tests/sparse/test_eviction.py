@@ -1,4 +1,4 @@
-"""Admission and eviction: what they do, by an oracle in plain Python; and that every schedule does the same, bit for bit."""
+"""Admission and eviction against an oracle in plain Python, and bit for bit the same under every schedule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nestpipe.pipeline.pipeline import NotFinite
 from nestpipe.schedule import BUILDERS
 from nestpipe.sparse.evictor import Evictor
 from nestpipe.tables.disk.tiered_store import DiskTier
-from nestpipe.tables.eviction import kernels as life_kernels
+from nestpipe.tables.eviction import kernels as eviction_kernels
 from nestpipe.tables.eviction.horizon import MOST, AgreedClock
 from workers import run
 
@@ -42,14 +42,14 @@ OPTIMIZERS = {"sgd": SGD(0.1), "rowwise": RowWiseAdagrad(0.1), "adam": Adam(0.1)
 
 
 class Model(nn.Module):
-    """Two tables on one feature that live alike, and a third, of another dimension, for which a key must be seen once more."""
+    """Two tables with one policy, and a third of another dimension that admits keys one batch later."""
 
-    def __init__(self, life: EvictionPolicy, dtype: str = "float32") -> None:
+    def __init__(self, policy: EvictionPolicy, dtype: str = "float32") -> None:
         super().__init__()
-        later = replace(life, admit_after=life.admit_after + 1)
-        lives = [("a", 3, life), ("b", 3, life), ("c", 5, later)]
+        later = replace(policy, admit_after=policy.admit_after + 1)
+        tables = [("a", 3, policy), ("b", 3, policy), ("c", 5, later)]
         self.sparse = EmbeddingBagCollection(
-            [EmbeddingBagConfig(name, d, ["f"], dtype, init_scale=1.0, life=l) for name, d, l in lives]
+            [EmbeddingBagConfig(name, d, ["f"], dtype, init_scale=1.0, eviction=p) for name, d, p in tables]
         )
         torch.manual_seed(3)
         self.dense = nn.Linear(11, 1).to(getattr(torch, dtype))
@@ -66,7 +66,7 @@ def batches(steps: Steps, rank: int) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Setting:
-    life: EvictionPolicy
+    policy: EvictionPolicy
     optimizer: str = "adam"
     micro_batches: int = 1
     disk: bool = False
@@ -75,7 +75,7 @@ class Setting:
 
 
 def make(world: World, setting: Setting, schedule: str, folder: str) -> TrainPipeline:
-    model = Model(setting.life, setting.dtype)
+    model = Model(setting.policy, setting.dtype)
     return TrainPipeline(
         model,
         torch.optim.SGD(model.parameters(), 0.1),
@@ -89,20 +89,20 @@ def make(world: World, setting: Setting, schedule: str, folder: str) -> TrainPip
 
 
 def left_behind(pipeline: TrainPipeline) -> dict[str, Any]:
-    """All rows with their state and life, all sightings, and all evictions of this worker."""
+    """All rows with their state and usage, all frequencies, and all evictions of this worker."""
     left: dict[str, Any] = {"evicted": pipeline.evicted()}
     for group, store in zip(pipeline.sparse.groups, pipeline.sparse.stores):
         for number, table in enumerate(group.tables):
             keys, slots = store.rows_of(number)
             values, state = store.read(slots)
-            life = group.life_in(state)
+            usage = group.eviction_columns(state)
             if len(keys):
-                assert np.array_equal(life, store.life[slots]), "what a sweep looks at is what the row has"
+                assert np.array_equal(usage, store.usage[slots]), "a sweep must see the usage of the row"
             state = state[:, : group.optimizer_width]
-            left[table.name] = (keys.tobytes(), values.tobytes(), state.tobytes(), life.tobytes())
-            if store.sightings is not None:
-                keys, slots = store.sightings.rows_of(number)
-                left[f"waiting {table.name}"] = (keys.tobytes(), store.sightings.read(slots)[0].tobytes())
+            left[table.name] = (keys.tobytes(), values.tobytes(), state.tobytes(), usage.tobytes())
+            if store.frequencies is not None:
+                keys, slots = store.frequencies.rows_of(number)
+                left[f"waiting {table.name}"] = (keys.tobytes(), store.frequencies.read(slots)[0].tobytes())
     listed = pipeline.sparse.take_evicted()
     left["listed"] = sorted((e.batch, e.table, e.keys.tolist()) for e in listed)
     for name, parameter in pipeline.model.named_parameters():
@@ -118,7 +118,7 @@ def trained(
     most: int | None = None,
     poison: Callable[[TrainPipeline], None] | None = None,
 ) -> dict[str, Any]:
-    """What `most` steps (all of them: None) leave; the iterator has all, so that a schedule may look ahead."""
+    """What `most` steps leave (None: all).  The iterator has all batches, so that a schedule may look ahead."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline = make(world, setting, schedule, folder)
         if poison is not None:
@@ -137,7 +137,7 @@ def both(world: World, steps: Steps, setting: Setting, schedule: str, most: int 
     return serial == trained(world, steps, setting, schedule, most)
 
 
-lives = st.builds(
+policies = st.builds(
     EvictionPolicy,
     admit_after=st.sampled_from([1, 1, 2, 3]),
     ttl_steps=st.sampled_from([None, 1, 2, 4]),
@@ -148,7 +148,7 @@ lives = st.builds(
 
 @st.composite
 def overlapping(draw: st.DrawFn, most_workers: int = 2) -> Steps:
-    """Batches that share many keys with the one before, with the one but one before, or with neither."""
+    """Batches that share many keys with the batch before, with the one before that, or with neither."""
     workers = draw(st.integers(1, most_workers))
     kind = draw(st.sampled_from(["common", "every other", "drifting", "mixed"]))
     steps: Steps = []
@@ -168,7 +168,7 @@ def overlapping(draw: st.DrawFn, most_workers: int = 2) -> Steps:
     overlapping(),
     st.builds(
         Setting,
-        lives,
+        policies,
         st.sampled_from(list(OPTIMIZERS)),
         st.sampled_from([1, 3]),
         st.booleans(),
@@ -178,7 +178,7 @@ def overlapping(draw: st.DrawFn, most_workers: int = 2) -> Steps:
     st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_bit_for_bit(steps: Steps, setting: Setting, schedule: str, most: int | None) -> None:
-    """Promise: rows, state, life, sightings and evictions are serial's under every schedule, to the end or stopped in between."""
+    """Promise: rows, state, usage and evictions equal serial's under every schedule, also when stopped early."""
     assert all(run(len(steps[0]), both, steps, setting, schedule, most))
 
 
@@ -186,27 +186,27 @@ def test_bit_for_bit(steps: Steps, setting: Setting, schedule: str, most: int | 
 
 
 class Oracle:
-    """One worker's share of one table, as a dict; and the rules, written down once more."""
+    """One worker's share of one table as a dict, with the rules written down independently."""
 
-    def __init__(self, life: EvictionPolicy, workers: int) -> None:
-        self.life, self.share = life, None if life.max_rows is None else -(-life.max_rows // workers)
+    def __init__(self, policy: EvictionPolicy, workers: int) -> None:
+        self.policy, self.share = policy, None if policy.max_rows is None else -(-policy.max_rows // workers)
         self.rows: dict[int, list[Any]] = {}
-        """Value, sightings, last batch."""
+        """Value, frequency, last batch."""
         self.waiting: dict[int, list[int]] = {}
         self.evicted: list[tuple[int, list[int]]] = []
 
     def sweep(self, batch: int) -> None:
-        if batch == 0 or batch % self.life.sweep_every:
+        if batch == 0 or batch % self.policy.sweep_every:
             return
         gone = []
-        if self.life.ttl_steps is not None:
-            old = batch - self.life.ttl_steps
+        if self.policy.ttl_steps is not None:
+            old = batch - self.policy.ttl_steps
             gone += [k for k, (_, _, last) in self.rows.items() if last < old]
             self.waiting = {k: v for k, v in self.waiting.items() if v[1] >= old}
         for k in gone:
             del self.rows[k]
         if self.share is not None and len(self.rows) > self.share:
-            may = sorted((seen, last, k) for k, (_, seen, last) in self.rows.items() if last != batch - 1)
+            may = sorted((frequency, last, k) for k, (_, frequency, last) in self.rows.items() if last != batch - 1)
             rare = [k for _, _, k in may[: len(self.rows) - self.share]]
             for k in rare:
                 del self.rows[k]
@@ -215,22 +215,22 @@ class Oracle:
             self.evicted.append((batch, sorted(gone)))
 
     def update(self, batch: int, key: int, value: np.ndarray, grad: np.ndarray) -> None:
-        """SGD, for keys that have been seen often enough."""
-        seen = (self.rows[key][1] if key in self.rows else self.waiting.pop(key, [0, 0])[0]) + 1
-        if seen >= self.life.admit_after:
-            self.rows[key] = [value - 0.1 * grad, seen, batch]
+        """SGD, for keys that are frequent enough."""
+        frequency = (self.rows[key][1] if key in self.rows else self.waiting.pop(key, [0, 0])[0]) + 1
+        if frequency >= self.policy.admit_after:
+            self.rows[key] = [value - 0.1 * grad, frequency, batch]
         else:
-            self.waiting[key] = [seen, batch]
+            self.waiting[key] = [frequency, batch]
 
 
 def by_oracle(
-    steps: Steps, life: EvictionPolicy, first: dict[str, dict[int, np.ndarray]], weights: list[np.ndarray]
+    steps: Steps, policy: EvictionPolicy, first: dict[str, dict[int, np.ndarray]], weights: list[np.ndarray]
 ) -> tuple[list[dict[str, Any]], list[float], list[np.ndarray]]:
-    """Per worker its tables; the losses; the dense parameters."""
+    """The tables of each worker, the losses, and the dense parameters."""
     workers, names = len(steps[0]), ("a", "b", "c")
-    lives = {"a": life, "b": life, "c": replace(life, admit_after=life.admit_after + 1)}
+    policies = {"a": policy, "b": policy, "c": replace(policy, admit_after=policy.admit_after + 1)}
     numbers = {"a": 0, "b": 1, "c": 0}
-    tables = [{name: Oracle(lives[name], workers) for name in names} for _ in range(workers)]
+    tables = [{name: Oracle(policies[name], workers) for name in names} for _ in range(workers)]
     dense = [torch.tensor(w, requires_grad=True) for w in weights]
     losses = []
 
@@ -266,9 +266,9 @@ def by_oracle(
     return tables, losses, [p.detach().numpy() for p in dense]  # type: ignore[return-value]
 
 
-def by_pipeline(world: World, steps: Steps, life: EvictionPolicy) -> dict[str, Any]:
+def by_pipeline(world: World, steps: Steps, policy: EvictionPolicy) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = make(world, Setting(life, "sgd", dtype="float64"), "serial", folder)
+        pipeline = make(world, Setting(policy, "sgd", dtype="float64"), "serial", folder)
         keys = np.unique([k for step in steps for share in step for k in share]).astype(np.int64)
         first = {n: dict(zip(keys.tolist(), pipeline.rows(n, keys).numpy())) for n in ("a", "b", "c")}
         weights = [p.detach().numpy().copy() for p in pipeline.model.parameters()]
@@ -281,12 +281,12 @@ def by_pipeline(world: World, steps: Steps, life: EvictionPolicy) -> dict[str, A
             for number, table in enumerate(group.tables):
                 row_keys, slots = store.rows_of(number)
                 values, state = store.read(slots)
-                life_of = group.life_in(state).tolist()
+                usage = group.eviction_columns(state).tolist()
                 waiting: dict[int, list[int]] = {}
-                if store.sightings is not None:
-                    waiting_keys, slots = store.sightings.rows_of(number)
-                    waiting = dict(zip(waiting_keys.tolist(), store.sightings.read(slots)[0].tolist()))
-                found[table.name] = (dict(zip(row_keys.tolist(), zip(values, life_of))), waiting)
+                if store.frequencies is not None:
+                    waiting_keys, slots = store.frequencies.rows_of(number)
+                    waiting = dict(zip(waiting_keys.tolist(), store.frequencies.read(slots)[0].tolist()))
+                found[table.name] = (dict(zip(row_keys.tolist(), zip(values, usage))), waiting)
         found["dense"] = [p.detach().numpy().copy() for p in pipeline.model.parameters()]
         found["evicted"] = [(e.table, e.batch, e.keys.tolist()) for e in pipeline.sparse.take_evicted()]
         pipeline.close()
@@ -294,11 +294,11 @@ def by_pipeline(world: World, steps: Steps, life: EvictionPolicy) -> dict[str, A
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(overlapping(), lives)
-def test_oracle(steps: Steps, life: EvictionPolicy) -> None:
-    """Promise: the n-th sighting trains a key, who is evicted is who is said to be, and evicted keys begin anew."""
-    parts = run(len(steps[0]), by_pipeline, steps, life)
-    tables, losses, dense = by_oracle(steps, life, parts[0]["first"], parts[0]["weights"])
+@given(overlapping(), policies)
+def test_oracle(steps: Steps, policy: EvictionPolicy) -> None:
+    """Promise: the n-th batch with a key trains it, the right keys are evicted, and evicted keys start again."""
+    parts = run(len(steps[0]), by_pipeline, steps, policy)
+    tables, losses, dense = by_oracle(steps, policy, parts[0]["first"], parts[0]["weights"])
     for part, expected in zip(parts, tables):
         assert part["losses"] == pytest.approx(losses, rel=1e-9, abs=1e-12)
         for mine, wanted in zip(part["dense"], dense):
@@ -306,13 +306,13 @@ def test_oracle(steps: Steps, life: EvictionPolicy) -> None:
         for name, oracle in expected.items():
             rows, waiting = part[name]
             assert waiting == oracle.waiting, name
-            assert {k: life for k, (_, life) in rows.items()} == {k: v[1:] for k, v in oracle.rows.items()}, name
+            assert {k: usage for k, (_, usage) in rows.items()} == {k: v[1:] for k, v in oracle.rows.items()}, name
             for key, (value, _) in rows.items():
                 np.testing.assert_allclose(value, oracle.rows[key][0], rtol=1e-9, atol=1e-12)
             assert [(b, keys) for table, b, keys in part["evicted"] if table == name] == oracle.evicted, name
 
 
-# What must be noticed.
+# Mistakes that must be detected.
 
 BUSY: Steps = [
     [[k for k in range(40) if (k * 7 + t * t) % (2 + k % 5) == 0][:9] + [100 + t, 100 + t - 1, 200 + t % 2]]
@@ -324,77 +324,78 @@ PATIENT = Setting(EvictionPolicy(admit_after=2, ttl_steps=3, max_rows=6, sweep_e
 
 def last_batch_not_spared(pipeline: TrainPipeline) -> None:
     """A sweep does not know which keys the batch before it touches."""
-    for life in pipeline.sparse.lives:
-        assert life is not None
-        retrieve = life.retrieve
-        life.retrieve = lambda s, p, b, skip, n, previous, sec, retrieve=retrieve: retrieve(  # type: ignore[method-assign]
+    for evictor in pipeline.sparse.evictors:
+        assert evictor is not None
+        retrieve = evictor.retrieve
+        evictor.retrieve = lambda s, p, b, skip, n, previous, sec, retrieve=retrieve: retrieve(  # type: ignore[method-assign]
             s, p, b, skip, n, None, sec
         )
 
 
 def rows_to_come_not_counted(pipeline: TrainPipeline) -> None:
-    """The budget forgets rows that the batch before the sweep is about to get."""
-    for life in pipeline.sparse.lives:
-        assert life is not None
-        life._coming = lambda store, batch, tables, keys, life=life: np.zeros(  # type: ignore[method-assign]
-            len(life.group.tables), np.int64
+    """The row budget ignores rows that the batch before the sweep is about to add."""
+    for evictor in pipeline.sparse.evictors:
+        assert evictor is not None
+        evictor._coming = lambda store, batch, tables, keys, evictor=evictor: np.zeros(  # type: ignore[method-assign]
+            len(evictor.group.tables), np.int64
         )
 
 
-def condemned_still_seen(pipeline: TrainPipeline) -> None:
-    """What a sweep has chosen is read until it is removed."""
-    for life in pipeline.sparse.lives:
-        assert life is not None
-        life._hide = lambda store, plan, buffer, found: None  # type: ignore[method-assign]
+def marked_keys_still_seen(pipeline: TrainPipeline) -> None:
+    """Keys that a sweep marked are read until they are removed."""
+    for evictor in pipeline.sparse.evictors:
+        assert evictor is not None
+        evictor._hide = lambda store, plan, buffer, found: None  # type: ignore[method-assign]
 
 
 def removed_at_once(pipeline: TrainPipeline) -> None:
-    """A sweep removes when it chooses, whether or not its batch will be trained."""
-    for life in pipeline.sparse.lives:
-        assert life is not None
-        sweep = life._sweep
+    """A sweep removes keys at once, whether or not its batch will be trained."""
+    for evictor in pipeline.sparse.evictors:
+        assert evictor is not None
+        sweep = evictor._sweep
 
-        def now(store: Any, batch: int, *rest: Any, life: Evictor = life, sweep: Any = sweep) -> None:
+        def now(store: Any, batch: int, *rest: Any, evictor: Evictor = evictor, sweep: Any = sweep) -> None:
             sweep(store, batch, *rest)
-            life._remove(store, batch)
+            evictor._remove(store, batch)
 
-        life._sweep = now  # type: ignore[method-assign]
+        evictor._sweep = now  # type: ignore[method-assign]
 
 
 def counted_when_retrieved(pipeline: TrainPipeline) -> None:
-    """Sightings are counted as rows are read, and not as they are trained: rows that `sync` brings are not."""
-    for life in pipeline.sparse.lives:
-        assert life is not None
-        retrieve, update = life.retrieve, life.update
+    """Use is counted when rows are read, not when they are trained: rows that `sync` brings are missed."""
+    for evictor in pipeline.sparse.evictors:
+        assert evictor is not None
+        retrieve, update = evictor.retrieve, evictor.update
 
         def count(
-            store: Any, plan: Any, buffer: Any, *rest: Any, life: Evictor = life, retrieve: Any = retrieve
+            store: Any, plan: Any, buffer: Any, *rest: Any, evictor: Evictor = evictor, retrieve: Any = retrieve
         ) -> Any:
             found = retrieve(store, plan, buffer, *rest)
-            of_rows = life.group.life_in(buffer.state)
-            life_kernels.sight(of_rows, rest[1], 2**30, 1, np.empty(0, np.int64))
+            usage = evictor.group.eviction_columns(buffer.state)
+            eviction_kernels.count_use(usage, rest[1], 2**30, 1, np.empty(0, np.int64))
             return found
 
-        def no_count(buffer: Any, batch: int, lr: float, life: Evictor = life, update: Any = update) -> None:
-            of_rows = life.group.life_in(buffer.state)
-            before = of_rows.copy()
-            of_rows[:, 0] -= 1
+        def no_count(buffer: Any, batch: int, lr: float, evictor: Evictor = evictor, update: Any = update) -> None:
+            usage = evictor.group.eviction_columns(buffer.state)
+            before = usage.copy()
+            usage[:, 0] -= 1
             update(buffer, batch, lr)
-            of_rows[:] = before
+            usage[:] = before
 
-        life.retrieve, life.update = count, no_count  # type: ignore[method-assign]
+        evictor.retrieve, evictor.update = count, no_count  # type: ignore[method-assign]
 
 
 def trained_before_admission(pipeline: TrainPipeline) -> None:
-    """Rows that are not admitted are trained, too: nobody stores them, but `sync` hands them on."""
-    for life in pipeline.sparse.lives:
-        assert life is not None
+    """Rows that are not admitted are trained too.  They are never stored, but `sync` passes them on."""
+    for evictor in pipeline.sparse.evictors:
+        assert evictor is not None
 
-        def all_of_them(buffer: Any, batch: int, lr: float, life: Evictor = life) -> None:
-            life_kernels.sight(life.group.life_in(buffer.state), batch, 2**30, 1, np.empty(0, np.int64))
-            life.group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, batch + 1)
+        def all_of_them(buffer: Any, batch: int, lr: float, evictor: Evictor = evictor) -> None:
+            usage = evictor.group.eviction_columns(buffer.state)
+            eviction_kernels.count_use(usage, batch, 2**30, 1, np.empty(0, np.int64))
+            evictor.group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, batch + 1)
 
-        life.update = all_of_them  # type: ignore[method-assign]
+        evictor.update = all_of_them  # type: ignore[method-assign]
 
 
 def differs(
@@ -406,7 +407,7 @@ def differs(
     poison: Callable[[TrainPipeline], None],
 ) -> bool:
     right = trained(world, steps, setting, "serial", most)
-    assert sum(right["evicted"].values()) > 5, "the data must make sweeps evict"
+    assert sum(right["evicted"].values()) > 5, "the data must cause evictions"
     assert right == trained(world, steps, setting, schedule, most)
     return right != trained(world, steps, setting, schedule, most, poison)
 
@@ -417,7 +418,7 @@ def differs(
     [
         (last_batch_not_spared, STRICT, None),
         (rows_to_come_not_counted, STRICT, None),
-        (condemned_still_seen, STRICT, None),
+        (marked_keys_still_seen, STRICT, None),
         (removed_at_once, STRICT, 9),
         (counted_when_retrieved, PATIENT, None),
         (trained_before_admission, PATIENT, None),
@@ -429,15 +430,15 @@ def differs(
 def test_what_breaks_a_sweep_changes_the_result(
     poison: Callable[[TrainPipeline], None], setting: Setting, most: int | None, schedule: str
 ) -> None:
-    """The comparison with serial is able to fail: each of these mistakes gives other bits."""
+    """The comparison with serial can fail: each of these mistakes changes the result."""
     assert run(1, differs, BUSY, setting, schedule, most, poison) == [True]
 
 
 def told_of_the_batch_before(pipeline: TrainPipeline) -> None:
-    """A sweep is told the keys of the batch before it though that is in the store: as where two threads read and write."""
-    for life in pipeline.sparse.lives:
-        assert life is not None
-        retrieve = life.retrieve
+    """A sweep gets the keys of the batch before it although they are in the store, as with two threads."""
+    for evictor in pipeline.sparse.evictors:
+        assert evictor is not None
+        retrieve = evictor.retrieve
         plans: list[Any] = [None]
 
         def told(store: Any, plan: Any, buffer: Any, skip: Any, batch: int, previous: Any, seconds: float,
@@ -445,7 +446,7 @@ def told_of_the_batch_before(pipeline: TrainPipeline) -> None:
             plans.append(plan)
             return retrieve(store, plan, buffer, skip, batch, plans[-2], seconds)
 
-        life.retrieve = told  # type: ignore[method-assign]
+        evictor.retrieve = told  # type: ignore[method-assign]
 
 
 def same_if_told(world: World, setting: Setting) -> bool:
@@ -455,12 +456,12 @@ def same_if_told(world: World, setting: Setting) -> bool:
 
 @pytest.mark.parametrize("setting", [STRICT, PATIENT])
 def test_a_sweep_does_not_depend_on_whether_the_batch_before_is_in_the_store(setting: Setting) -> None:
-    """Promise: retrieve may come before writeback of the batch before, or after it."""
+    """Promise: retrieve may run before or after writeback of the batch before."""
     assert run(1, same_if_told, setting) == [True]
 
 
 def epochs(world: World, setting: Setting, schedule: str) -> dict[str, Any]:
-    """Two iterators, one after the other, and a look at the tables in between."""
+    """Two iterators, one after the other, with lookups in between."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline = make(world, setting, schedule, folder)
         seen = []
@@ -477,14 +478,14 @@ def epochs(world: World, setting: Setting, schedule: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("setting", [STRICT, PATIENT, replace(STRICT, disk=True)])
 def test_epochs_and_lookups_in_between(setting: Setting) -> None:
-    """Promise: a pipeline that begins anew sweeps on as serial does, and whoever looks between two steps sees serial's tables."""
+    """Promise: a second epoch sweeps as serial does, and lookups between two steps see serial's tables."""
     expected = run(1, epochs, setting, "serial")
     for schedule in ("dbp", "fwp", "nested"):
         assert run(1, epochs, setting, schedule) == expected
 
 
 def with_a_bad_batch(world: World, setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Serial without the bad batch; and with it, skipped after its error, before a sweep."""
+    """Serial without the bad batches, and with them, each skipped after its error."""
     good = trained(world, BUSY, setting, "serial")
     with tempfile.TemporaryDirectory() as folder:
         pipeline = make(world, setting, "serial", folder)
@@ -513,7 +514,7 @@ def with_a_bad_batch(world: World, setting: Setting) -> tuple[dict[str, Any], di
 
 @pytest.mark.parametrize("setting", [STRICT, PATIENT])
 def test_a_batch_that_fails_evicts_and_counts_nothing(setting: Setting) -> None:
-    """Promise: whoever skips a batch that is not finite goes on as if it had not been there, sweeps and sightings included."""
+    """Promise: after skipping a batch that is not finite, sweeps and frequencies are as if it had never existed."""
     [(good, skipped)] = run(1, with_a_bad_batch, setting)
     assert good == skipped
 
@@ -526,16 +527,16 @@ def stale_reads(world: World, steps: Steps, setting: Setting, schedule: str) -> 
 @pytest.mark.parametrize("schedule", ["serial", "nested"])
 @pytest.mark.parametrize("setting", [STRICT, PATIENT, replace(PATIENT, disk=True)])
 def test_no_false_alarm_of_stale_rows(setting: Setting, schedule: str) -> None:
-    """Promise: --check staleness knows of keys that wait for a row and of keys that began anew, and changes nothing."""
+    """Promise: --check staleness accepts keys that wait for a row and keys that start again, and changes nothing."""
     assert run(1, stale_reads, BUSY, setting, schedule) == [True]
 
 
 def by_the_clock(world: World, schedule: str) -> tuple[dict[str, Any], list[tuple[int, int]], dict[str, Any]]:
-    """With a clock that only worker 0 has (a second a batch), then under serial with what it came to."""
+    """With a clock that only worker 0 has (one second per batch), then under serial with the horizons that it gave."""
     steps = BUSY if world.size == 1 else [[step[0], [k + 1 for k in step[0]]] for step in BUSY]
-    life = EvictionPolicy(ttl_minutes=4 / 60, sweep_every=2)
+    policy = EvictionPolicy(ttl_minutes=4 / 60, sweep_every=2)
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = make(world, Setting(life), schedule, folder)
+        pipeline = make(world, Setting(policy), schedule, folder)
         route = pipeline.engine.stage("route")
 
         def timed(context: Any, micro: int) -> None:
@@ -548,24 +549,24 @@ def by_the_clock(world: World, schedule: str) -> tuple[dict[str, Any], list[tupl
         while step := pipeline.progress(data):
             losses.append(step.loss)
         first = {**left_behind(pipeline), "losses": losses}
-        horizons = [life.horizons for life in pipeline.sparse.lives if life is not None]
+        horizons = [evictor.horizons for evictor in pipeline.sparse.evictors if evictor is not None]
         pipeline.close()
     assert horizons[0] == horizons[1]
-    again = trained(world, steps, Setting(replace(life, ttl_horizons=tuple(horizons[0]))), "serial")
+    again = trained(world, steps, Setting(replace(policy, ttl_horizons=tuple(horizons[0]))), "serial")
     return first, horizons[0], again
 
 
 @pytest.mark.parametrize("workers, schedule", [(1, "serial"), (1, "nested"), (2, "dbp")])
 def test_minutes_are_agreed_on_and_can_be_given_back(workers: int, schedule: str) -> None:
-    """Promise: worker 0's clock decides for all, and its decisions, given back, make the same tables under another schedule."""
+    """Promise: worker 0's clock decides for all, and its horizons give the same tables under another schedule."""
     for first, horizons, again in run(workers, by_the_clock, schedule):
-        # sweeps before batches 2, 4, 6, ...; a second a batch and four to live: 4 seconds before batch 6 is batch 2
+        # Sweeps run before batches 2, 4, 6, ...; with a TTL of four seconds, the horizon of batch 6 is batch 2.
         assert horizons == [(6, 2), (8, 4), (10, 6), (12, 8)]
         assert first == again and sum(first["evicted"].values()) > 5
 
 
-def test_a_long_run_remembers_times_coarsely_and_never_evicts_too_early() -> None:
-    """Promise: memory of the clock is bounded; what is remembered less exactly makes keys live longer, never shorter."""
+def test_a_long_run_keeps_coarse_times_and_never_evicts_too_early() -> None:
+    """Promise: the clock's memory is bounded, and coarser times only delay evictions."""
     clock = AgreedClock()
     for batch in range(100_000):
         clock.note(batch, 0.5 * batch)
@@ -573,6 +574,6 @@ def test_a_long_run_remembers_times_coarsely_and_never_evicts_too_early() -> Non
     for age in (0.5, 10.0, 1000.0, 30_000.0):
         right = max(0, int((49_999.5 - age) / 0.5))
         assert right - 64 <= clock.horizon(49_999.5, age) <= right
-    clock.note(100_000, 3.0)  # a clock that goes back
+    clock.note(100_000, 3.0)  # a clock that runs backwards
     assert clock.horizon(49_999.5, 10.0) <= 99_979
     assert clock.horizon(49_999.5, 1e9) == 0

@@ -1,4 +1,4 @@
-"""What workers send one another: as many messages as exchanges need, and every row once."""
+"""What workers send each other: no more messages than the exchanges need, and every row once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workers import run
 
 
 class Several(nn.Module):
-    """`tables` tables in as many dimensions as there are numbers in `dims`."""
+    """`tables` tables whose dimensions cycle through `dims`."""
 
     def __init__(self, tables: int, dims: list[int]) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ def many_ids(tables: int, count: int, hot: int, rank: int) -> Batch:
 
 
 def count_exchanges(world: World, tables: int, dims: list[int], micro_batches: int) -> dict[str, int]:
-    """Calls of `exchange` by lane, and other talk, in the second of two batches."""
+    """Calls of `exchange` by lane, and all-reduces, in the second of two batches."""
     pipeline = TrainPipeline(Several(tables, dims), None, SGD(), micro_batches=micro_batches, world=world)
     counts: dict[str, int] = {}
 
     class Counting(Exchange):
         def exchange(self, *args: Any) -> None:
-            if self.lane != "dense":  # a sum of two workers is an exchange, too
+            if self.lane != "dense":  # a sum over two workers is an exchange too
                 counts[self.lane] = counts.get(self.lane, 0) + 1
             super().exchange(*args)
 
@@ -87,11 +87,11 @@ def count_bytes(world: World, micro_batches: list[int]) -> tuple[list[int], int]
     for count in micro_batches:
         pipeline = TrainPipeline(Several(3, [64, 8]), None, SGD(), micro_batches=count, world=world)
         exchange = pipeline.sparse._row_exchange
-        traffic, cut = type(exchange.traffic)(), exchange._pieces
+        traffic, split = type(exchange.traffic)(), exchange._pieces
 
-        def measuring(tensors: Any, cut: Any = cut) -> list[Tensor]:
+        def measuring(tensors: Any, split: Any = split) -> list[Tensor]:
             nonlocal biggest
-            pieces: list[Tensor] = cut(tensors)
+            pieces: list[Tensor] = split(tensors)
             biggest = max(biggest, *(piece.numel() * piece.element_size() for piece in pieces), 0)
             return pieces
 
@@ -103,9 +103,9 @@ def count_bytes(world: World, micro_batches: list[int]) -> tuple[list[int], int]
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_bytes_do_not_grow_with_micro_batches(workers: int) -> None:
-    """Promise: a row travels once per window: 8 micro-batches send what 1 sends, and no piece is above 1 MB."""
+    """Promise: a row is sent once per window: 8 micro-batches send as much as 1, and no piece is above 1 MB."""
     for sent, biggest in run(workers, count_bytes, [1, 8]):
-        assert sent[0] > 2 * PIECE_BYTES, "enough to be cut"
+        assert sent[0] > 2 * PIECE_BYTES, "enough to be split"
         assert sent[1] == pytest.approx(sent[0], rel=0.01)
         assert 0 < biggest <= PIECE_BYTES <= 1_000_000
 
@@ -134,6 +134,6 @@ def expected_rows(world: World) -> tuple[int, int]:
 
 
 def test_a_worker_sends_each_unique_row_once_and_its_own_never() -> None:
-    """Promise: what is sent is the unique rows others asked for, and the gradients of the unique rows it asked others for."""
+    """Promise: a worker sends the unique rows others want, and gradients of the unique rows it wants, no more."""
     for sent, wanted in run(3, expected_rows):
         assert sent == wanted

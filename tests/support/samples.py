@@ -16,7 +16,7 @@ from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.tables.config import TableDefaults
-from nestpipe.tables.eviction.policy import EvictionPolicy
+from nestpipe.config.eviction import EvictionPolicy
 
 MODELS = ("dlrm", "hstu")
 FEATURES = {"dlrm": ["user", "item", "tags", "rare"], "hstu": ["history", "target", "negatives", "time"]}

@@ -16,7 +16,7 @@ from nestpipe.config.micro_batches import MicroBatches
 from nestpipe.data.batch import Batch
 from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.sparse.batch_context import BatchContext
-from nestpipe.tables.eviction.policy import EvictionPolicy
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 from oracle import Trained, dense_state_of
 

@@ -14,7 +14,7 @@ ROWS, DIM, STEPS = 40, 7, 12
 
 
 def steps(seed: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(step, touched rows, their summed gradients): every row is left out now and then."""
+    """(step, touched rows, their summed gradients); every row is left out in some steps."""
     rng = np.random.default_rng(seed)
     for step in range(1, STEPS + 1):
         touched = np.flatnonzero(rng.random(ROWS) < 0.4)
@@ -52,26 +52,26 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def test_sgd() -> None:
-    """SGD is torch's."""
+    """SGD equals torch's."""
     same(run(SGD(lr=0.1)), run_torch(torch.optim.SGD, sparse=True, lr=0.1))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant")  # of the tensors that torch's Adagrad makes
 @pytest.mark.parametrize("sparse", [True, False])
 def test_adagrad(sparse: bool) -> None:
-    """Adagrad is torch's, which leaves untouched rows alone whether its gradient is sparse or dense."""
+    """Adagrad equals torch's, which does not change untouched rows whether its gradient is sparse or dense."""
     same(run(Adagrad(lr=0.1, eps=1e-6)), run_torch(torch.optim.Adagrad, sparse=sparse, lr=0.1, eps=1e-6))
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
 def test_adam(betas: tuple[float, float]) -> None:
-    """Adam is torch's SparseAdam: lazy moments, bias corrected by the number of steps."""
+    """Adam equals torch's SparseAdam: lazy moments, bias corrected by the number of steps."""
     theirs = run_torch(torch.optim.SparseAdam, sparse=True, lr=0.01, betas=betas, eps=1e-7)
     same(run(Adam(lr=0.01, betas=betas, eps=1e-7)), theirs)
 
 
 def test_rowwise_adagrad() -> None:
-    """Row-wise Adagrad keeps one number per row, the sum over steps of the mean squared gradient (FBGEMM's definition)."""
+    """Row-wise Adagrad keeps one number per row, the summed mean squared gradient (FBGEMM's definition)."""
     values, sums = start(), np.zeros(ROWS)
     for _, touched, grads in steps():
         sums[touched] += (grads**2).mean(1)
@@ -85,8 +85,8 @@ OPTIMIZERS = [SGD(0.1), RowWiseAdagrad(0.1), Adagrad(0.1), Adam(0.1)]
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("dim", [1, 3, 16, 64, 67])
-def test_a_row_does_not_depend_on_its_company(optimizer: SparseOptimizer, dtype: type, dim: int) -> None:
-    """A row's step is bit for bit the same alone, among others and at any place: owners may order rows as they like."""
+def test_a_row_does_not_depend_on_the_others(optimizer: SparseOptimizer, dtype: type, dim: int) -> None:
+    """A row's step gives the same bits alone, among others and at any place, so owners may order rows freely."""
     rng = np.random.default_rng(0)
     values, grads = rng.standard_normal((33, dim)).astype(dtype), rng.standard_normal((33, dim)).astype(dtype)
     state = rng.random((33, optimizer.state_width(dim))).astype(dtype)
@@ -101,7 +101,7 @@ def test_a_row_does_not_depend_on_its_company(optimizer: SparseOptimizer, dtype:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_float32_is_close_to_float64(optimizer: SparseOptimizer) -> None:
-    """float32 tables compute in float32 and land where float64 lands, to float32's precision."""
+    """float32 tables compute in float32 and agree with float64 to float32's precision."""
     rng = np.random.default_rng(0)
     values, grads = rng.standard_normal((50, 16)), rng.standard_normal((50, 16))
     state = np.zeros((50, optimizer.state_width(16)))
@@ -113,7 +113,7 @@ def test_float32_is_close_to_float64(optimizer: SparseOptimizer) -> None:
 
 
 def test_learning_rate_of_the_step() -> None:
-    """The rate given to apply counts, not the optimizer's own: schedules of the rate need no new optimizer."""
+    """The rate passed to `apply` is used, not the optimizer's own, so rate schedules need no new optimizer."""
     values = np.ones((1, 2))
     SGD(lr=5.0).apply(values, np.empty((1, 0)), np.ones((1, 2)), 0.5, 1)
     assert values.tolist() == [[0.5, 0.5]]
@@ -129,6 +129,6 @@ def test_learning_rate_of_the_step() -> None:
     ],
 )
 def test_bad_settings_are_named(make: object, field: str) -> None:
-    """A setting that cannot be is refused when it is made, by name."""
+    """An invalid setting is rejected by name when the optimizer is created."""
     with pytest.raises(ValueError, match=field):
         make()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Cuts: a store's rows as they were at one moment, whatever training does to them while they are copied."""
+"""Snapshots: a store's rows as they were at one moment, whatever training does while they are copied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_store(kind: str, path: Path) -> KeyedRows:
 
 
 def write(store: KeyedRows, keys: list[int], stamp: float) -> None:
-    """As a batch does: every key once, with values that only this batch writes."""
+    """Writes like a batch: every key once, with values that no other batch writes."""
     pairs = np.array(sorted(set(keys)), np.int64)
     tables = (pairs % 2).astype(np.uint16)
     values = (stamp + pairs[:, None] / 1000 + np.arange(DIM) / 1e6).astype(np.float32)
@@ -49,18 +49,18 @@ def content(store: KeyedRows) -> Content:
 
 def add(found: Content, rows: Rows) -> None:
     for table, key, v, s in zip(rows.tables.tolist(), rows.keys.tolist(), rows.values, rows.state):
-        assert (table, key) not in found, "a row came twice"
+        assert (table, key) not in found, "a row was copied twice"
         found[table, key] = (v.tobytes(), s.tobytes())
 
 
 def memory(rows: int) -> np.ndarray:
-    """For so many rows."""
+    """Memory for this many rows."""
     return np.empty(rows * (8 + 2 + 4 * DIM + 4), np.uint8)
 
 
-def read_cut(cut: Snapshot, most: int = 3, part: int = 3) -> Content:
+def read_snapshot(snapshot: Snapshot, most: int = 3, part: int = 3) -> Content:
     found: Content = {}
-    for rows in cut.shards(memory(most), part):
+    for rows in snapshot.shards(memory(most), part):
         add(found, rows)
     return found
 
@@ -71,7 +71,7 @@ Batches = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=8), max_siz
 @pytest.mark.parametrize("kind", ["dram", "disk"])
 @given(before=Batches, then=Batches, during=Batches, after=Batches, most=st.integers(1, 9), part=st.integers(1, 9))
 @settings(max_examples=60)
-def test_a_cut_is_one_moment(
+def test_a_snapshot_is_one_moment(
     kind: str,
     before: list[list[int]],
     then: list[list[int]],
@@ -81,8 +81,8 @@ def test_a_cut_is_one_moment(
     part: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """A full cut has every row as it was, later ones what changed since, though batches write between any two of their parts."""
-    store = make_store(kind, tmp_path_factory.mktemp("cut"))
+    """A full snapshot has every row, later ones the changes, though batches write between any two parts."""
+    store = make_store(kind, tmp_path_factory.mktemp("snapshot"))
     stamp = 0.0
     whole: Content = {}
     overdue: set[tuple[int, int]] = set()
@@ -92,11 +92,11 @@ def test_a_cut_is_one_moment(
             write(store, keys, stamp)
         expected = content(store)
         touched = {(key % 2, key) for keys in batches for key in keys}
-        cut = store.cut(full=number == 0)
+        snapshot = store.snapshot(full=number == 0)
         found: Content = {}
         meanwhile = iter(during if number < 3 else [])
         late: set[tuple[int, int]] = set()
-        for rows in cut.shards(memory(most), part):
+        for rows in snapshot.shards(memory(most), part):
             add(found, rows)
             if keys := next(meanwhile, None):
                 stamp += 1
@@ -109,19 +109,19 @@ def test_a_cut_is_one_moment(
             assert set(found) <= touched | overdue
         overdue = late
         whole |= found
-        assert whole == expected, "the chain so far is not the store as it was"
+        assert whole == expected, "the chain differs from the store at that moment"
     store.close()
 
 
 @pytest.mark.parametrize("kind", ["dram", "disk"])
-def test_a_cut_is_one_moment_with_a_thread_that_writes_as_fast_as_it_can(kind: str, tmp_path: Path) -> None:
-    """Rows that change while they are being copied are as they were: nothing torn, nothing newer, nothing missing."""
+def test_a_snapshot_is_one_moment_with_a_thread_that_writes_as_fast_as_it_can(kind: str, tmp_path: Path) -> None:
+    """Rows that change while they are copied appear as they were: nothing torn, newer or missing."""
     store = make_store(kind, tmp_path)
     write(store, list(range(600)), 0.5)
     rng = np.random.default_rng(3)
     for round in range(6):
         expected = content(store)
-        cut = store.cut(full=True)
+        snapshot = store.snapshot(full=True)
         over = threading.Event()
 
         def train(over: threading.Event = over, stamp: int = round) -> None:
@@ -131,7 +131,7 @@ def test_a_cut_is_one_moment_with_a_thread_that_writes_as_fast_as_it_can(kind: s
         thread = threading.Thread(target=train)
         thread.start()
         try:
-            found = read_cut(cut, most=50, part=7)
+            found = read_snapshot(snapshot, most=50, part=7)
         finally:
             over.set()
             thread.join()
@@ -139,27 +139,27 @@ def test_a_cut_is_one_moment_with_a_thread_that_writes_as_fast_as_it_can(kind: s
     store.close()
 
 
-def test_a_cut_that_sets_nothing_aside_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: where rows that change are not set aside, the tests above would see it."""
+def test_a_snapshot_without_copy_on_write_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: without copy-on-write the tests above would fail."""
     store = make_store("dram", tmp_path)
     write(store, list(range(20)), 0.5)
     expected = content(store)
-    cut = store.cut(full=True)
-    monkeypatch.setattr(Snapshot, "set_aside", lambda self, rows: None)
+    snapshot = store.snapshot(full=True)
+    monkeypatch.setattr(Snapshot, "keep_copies", lambda self, rows: None)
     found: Content = {}
     with pytest.raises(AssertionError, match="rows copied of"):
-        for rows in cut.shards(memory(5), 5):
+        for rows in snapshot.shards(memory(5), 5):
             add(found, rows)
             write(store, list(range(20)), 1.5)
     assert found != expected
 
 
-def test_an_abandoned_cut_is_over(tmp_path: Path) -> None:
-    """After a checkpoint that failed training sets nothing aside any more, and a full cut has everything."""
+def test_an_abandoned_snapshot_is_over(tmp_path: Path) -> None:
+    """After a failed checkpoint training copies nothing for it any more, and the next full snapshot has every row."""
     store = make_store("dram", tmp_path)
     write(store, list(range(20)), 0.5)
-    cut = store.cut(full=True)
-    next(cut.shards(memory(5), 5))
-    cut.abandon()
+    snapshot = store.snapshot(full=True)
+    next(snapshot.shards(memory(5), 5))
+    snapshot.abandon()
     write(store, list(range(10)), 1.5)
-    assert read_cut(store.cut(full=True)) == content(store)
+    assert read_snapshot(store.snapshot(full=True)) == content(store)

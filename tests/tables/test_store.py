@@ -1,4 +1,4 @@
-"""RowStore: who creates rows, what a new row is, and what a row costs."""
+"""RowStore: what creates rows, what a new row is, and what a row costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def group(*tables: TableConfig) -> TableGroup:
 
 
 def read(store: RowStore, tables: np.ndarray | int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values and state, read into buffers that hold rubbish."""
+    """Values and state, read into buffers that hold garbage."""
     numbers = np.full(len(keys), tables, np.uint16) if isinstance(tables, int) else tables
     values = np.full((len(keys), store.group.dim), 7, store.group.dtype)
     state = np.full((len(keys), store.group.state_width), 7, store.group.dtype)
@@ -36,7 +36,7 @@ def read(store: RowStore, tables: np.ndarray | int, keys: np.ndarray) -> tuple[n
 
 
 def test_retrieve_never_creates() -> None:
-    """Looking up leaves no trace: no row, no slot, and the same first value with zero state every time."""
+    """A lookup leaves no trace: no row, no slot, and the same first value with zero state every time."""
     store = RowStore(group(table("a")), seed=1)
     keys = np.array([5, -(2**63), 2**63 - 1, 5])
     values, state = read(store, 0, keys)
@@ -48,7 +48,7 @@ def test_retrieve_never_creates() -> None:
 
 
 def test_writeback_creates_and_keeps() -> None:
-    """What is written is what is read, values and state, for old and new keys together."""
+    """Reads return the values and state that were written, for old and new keys together."""
     store = RowStore(group(table("a"), table("b")), seed=1)
     rng = np.random.default_rng(0)
     expected: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
@@ -84,7 +84,7 @@ def test_first_value_depends_on_seed_name_and_key_alone() -> None:
 
 
 def test_first_values_are_pinned() -> None:
-    """First values are part of a checkpoint's meaning (rows never touched are not saved): they may never change."""
+    """First values must never change: checkpoints leave out rows that were never touched."""
     values, _ = read(RowStore(group(table("item", scale=1.0, dtype="float64")), seed=42), 0, np.array([0, 1]))
     np.testing.assert_array_equal(values[:, :2], PINNED)
 
@@ -94,7 +94,7 @@ PINNED = np.array([[-0.7782474674210904, 0.5198930019337842], [0.885862676959382
 
 @pytest.mark.parametrize("init", ["uniform", "normal"])
 def test_moments(init: str) -> None:
-    """First values follow the law that the table asks for: mean, deviation, range, and no correlation along a row."""
+    """First values follow the table's distribution: mean, deviation, range, and no correlation along a row."""
     values, _ = read(RowStore(group(table("a", init, 0.5, "float64")), seed=3), 0, np.arange(100_000))
     deviation = 0.5 / np.sqrt(3) if init == "uniform" else 0.5
     assert abs(values.mean()) < 5 * deviation / np.sqrt(values.size)
@@ -171,7 +171,7 @@ print((resident() - before) / (rows - batch) - 17 * 4, store.overhead_per_row())
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 @pytest.mark.skipif(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 3 << 30, reason="needs 3 GB free")
 def test_a_row_costs_at_most_32_bytes_more() -> None:
-    """Ten million rows take their values and state and at most 32 bytes each, as the process grows and as the store says."""
+    """Each of ten million rows costs at most 32 bytes beyond values and state, as measured and as the store reports."""
     done = subprocess.run([sys.executable, "-c", OVERHEAD], capture_output=True, text=True, check=True, timeout=150)
     measured, said = map(float, done.stdout.split())
     assert measured <= 32

@@ -58,9 +58,9 @@ def trained_and_digested(
     for group, store in zip(pipeline.sparse.groups, pipeline.sparse.stores):
         for number, table in enumerate(group.tables):
             waiting[table.name] = {}
-            if store.sightings is not None:
-                keys, slots = store.sightings.rows_of(number)
-                waiting[table.name] = dict(zip(keys.tolist(), store.sightings.life[slots].tolist()))
+            if store.frequencies is not None:
+                keys, slots = store.frequencies.rows_of(number)
+                waiting[table.name] = dict(zip(keys.tolist(), store.frequencies.usage[slots].tolist()))
     return said, mine, walks, waiting
 
 

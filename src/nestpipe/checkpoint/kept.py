@@ -14,7 +14,7 @@ import numpy as np
 from nestpipe.checkpoint.manifest import SIGHTINGS, Group
 from nestpipe.keys import HashIndex
 from nestpipe.pipeline.pipeline import TrainPipeline
-from nestpipe.tables.eviction.frequency import Sightings
+from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows
 from nestpipe.tables.snapshot import Rows, Snapshot
@@ -39,7 +39,9 @@ class Kept(Protocol):
 
 def kept_of(pipeline: TrainPipeline) -> list[Kept]:
     rows: list[Kept] = [KeptRows(store) for store in pipeline.stores]
-    waiting = [KeptSightings(store.group, store.sightings) for store in pipeline.stores if store.sightings is not None]
+    waiting = [
+        KeptSightings(store.group, store.frequencies) for store in pipeline.stores if store.frequencies is not None
+    ]
     return [*rows, *waiting]
 
 
@@ -56,7 +58,7 @@ class KeptRows:
         self._store.follow_changes()
 
     def cut(self, full: bool) -> Snapshot:
-        return self._store.cut(full)
+        return self._store.snapshot(full)
 
     def put(self, rows: Rows) -> None:
         group = self._store.group
@@ -69,7 +71,7 @@ class KeptRows:
 
 
 class KeptSightings:
-    def __init__(self, group: TableGroup, sightings: Sightings) -> None:
+    def __init__(self, group: TableGroup, sightings: FrequencyTable) -> None:
         self._sightings = sightings
         self.index = sightings.index
         self.group = Group(_names(group), 2, "float32", 0, SIGHTINGS)
@@ -81,7 +83,7 @@ class KeptSightings:
         self._sightings.follow_changes()
 
     def cut(self, full: bool) -> Snapshot:
-        return self._sightings.cut(full)
+        return self._sightings.snapshot(full)
 
     def put(self, rows: Rows) -> None:
         self._sightings.put(rows.tables, rows.keys, np.ascontiguousarray(rows.values).view(np.int32))

@@ -32,7 +32,7 @@ from nestpipe.checkpoint.tensors import check_kinds, write_tensors
 from nestpipe.checkpoint.worker_state import clone_worker
 from nestpipe.comm.exchange import Exchange
 from nestpipe.pipeline.pipeline import TrainPipeline
-from nestpipe.sparse.eviction_state import summed
+from nestpipe.sparse.eviction_state import sum_over_workers as summed
 from nestpipe.tables.snapshot import Snapshot
 
 SHARD_BYTES = 1 << 26

@@ -23,8 +23,8 @@ class PipelineConfig:
     RENAMED: ClassVar[Mapping[str, str]] = {"late_weights": "defer_weight_grads"}
     """Old spellings that recipes and keyword arguments may still use."""
 
-    schedule: str = "serial"
-    """Name of the schedule: serial, dbp, fwp or nested."""
+    schedule: ScheduleName = "serial"
+    """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both."""
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
     """Micro-batches per batch. Results round differently with another number, and with other values of clustering or
     defer_weight_grads; no other key here changes a bit. "auto" measures 1 to 16 and takes the fastest. [[0, 4], [60, 8]] is 4

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nestpipe.config.checks import at_least
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.config.rates import Decay, RateSchedule, check_rates
-from nestpipe.tables.eviction.policy import EvictionPolicy
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class TablesConfig:
             if not file.endswith((".parquet", ".npz", ".npy")):
                 raise ValueError(f"tables.initial.{table} must be a file .parquet, .npz or .npy, not {file!r}")
         try:
-            self.life()
+            self.eviction()
         except ValueError as error:
             raise ValueError(f"tables.{error}") from error
 
-    def life(self) -> EvictionPolicy | None:
+    def eviction(self) -> EvictionPolicy | None:
         """None where every key has a row from its first batch on, for ever."""
         horizons = None if self.ttl_horizons is None else tuple((*pair,) for pair in self.ttl_horizons)
-        life = EvictionPolicy(
+        policy = EvictionPolicy(
             self.admit_after,
             self.ttl_steps,
             self.ttl_minutes,
@@ -83,7 +83,7 @@ class TablesConfig:
             self.sweep_every,
             horizons,  # type: ignore[arg-type]
         )
-        return life if life.sweeps or life.admit_after > 1 else None
+        return policy if policy.sweeps or policy.admit_after > 1 else None
 
     def rates(self) -> RateSchedule:
         return RateSchedule(self.warmup_steps, self.decay, self.decay_steps, self.decay_to)

@@ -6,7 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -55,4 +55,5 @@ def field_help(cls: type) -> dict[str, str]:
                 text = below.value.value if isinstance(below.value, ast.Constant) else None
                 if isinstance(text, str):
                     helps[item.target.id] = " ".join(text.split())
-    return helps
+    own = {f.name for f in fields(cls)} if is_dataclass(cls) else set(helps)
+    return {name: text for name, text in helps.items() if name in own}

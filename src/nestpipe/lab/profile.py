@@ -234,7 +234,7 @@ class _Lab:
             store.close()
 
     def _build(self, plan: Plan) -> TrainPipeline:
-        section = replace(self._recipe.pipeline, schedule=plan.schedule, micro_batches=plan.micro_batches)
+        section = self._recipe.pipeline.changed(schedule=plan.schedule, micro_batches=plan.micro_batches)
         pipeline = make_pipeline(replace(self._recipe, pipeline=section), self._source, self._world, empty=True)
         if plan.only is not None:
             leave_out(pipeline, plan.only)

@@ -1,4 +1,4 @@
-"""Which features look into which tables, group by group, and the keys of a batch in that order."""
+"""Which feature uses which table, group by group, and the keys of a batch in that order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from nestpipe.tables.group import TableGroup
 
 @dataclass(frozen=True)
 class GroupLookups:
-    """The lookups of one group: feature i looks into table number tables[i].  A feature may look into several tables."""
+    """The lookups of one group: lookup i is feature features[i] in table number tables[i].
+
+    A feature may use several tables.
+    """
 
     group: TableGroup
     features: tuple[str, ...]
@@ -23,7 +26,7 @@ class GroupLookups:
     def plan(self, micros: Sequence[Batch], workers: int, by_micro: bool = False) -> tuple[Window, np.ndarray]:
         """The window of these micro-batches, and the [N, L] ends of each lookup's occurrences in its `inverse`.
 
-        `by_micro`: dedup each of them by itself.
+        `by_micro`: dedup each micro-batch separately.
         """
         keys: list[np.ndarray] = []
         lengths: list[np.ndarray] = []

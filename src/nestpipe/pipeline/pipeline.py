@@ -257,11 +257,11 @@ class TrainPipeline:
 
     def eviction_state(self) -> dict[str, Any]:
         """What a checkpoint keeps of admission and eviction on this worker, beside rows."""
-        return self.sparse.life_state(self.next_batch)
+        return self.sparse.eviction_state(self.next_batch)
 
     def restore_eviction(self, state: dict[str, Any]) -> None:
         """Takes up what `eviction_state` gave, summed over all workers.  ValueError if it is of other tables."""
-        self.sparse.restore_life(state)
+        self.sparse.restore_eviction(state)
 
     # What it did
 

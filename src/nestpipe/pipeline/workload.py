@@ -28,7 +28,7 @@ def workload_of(
         has_deferred_layers=deferred is not None,
         host_computes=host_computes(model),
         on_disk=on_disk,
-        evicts=any(table.life is not None and table.life.sweeps for table in tables),
+        evicts=any(table.eviction is not None and table.eviction.sweeps for table in tables),
     )
 
 

@@ -1,4 +1,4 @@
-"""The state of one batch on its way through the stages."""
+"""The batch context: the state of one batch on its way through the stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nestpipe.sparse.window_buffer import WindowBuffer
 
 @dataclass
 class StepOutcome:
-    """What all workers agree on before anything lasting is changed."""
+    """What all workers agree on before any lasting state changes."""
 
     loss: float
     finite: bool
@@ -29,47 +29,47 @@ class StepOutcome:
 
 @dataclass
 class BatchContext:
-    """One batch.  Each stage fills in its part; nothing is shared with another batch but the tables and the dense model."""
+    """One batch.  Each stage fills in its part.  Batches share nothing but the tables and the dense model."""
 
     number: int
     micros: list[Batch] = field(default_factory=list)
     micro_batches: int = 1
-    """Into how many it is divided on every worker, with data or without."""
+    """Micro-batches of this batch, the same on every worker, with or without data."""
     has_data: bool = False
     refused: Exception | None = None
-    """What is wrong with this worker's data of it; raised when its turn comes, so that what was read before is still trained."""
+    """The error in this worker's data.  Raised when the batch is due, so that earlier batches are still trained."""
     planned: list[Window] = field(default_factory=list)
-    """Per group: the rows that this worker needs."""
+    """Per group: the rows that this worker needs; moved to `routes` by `route`."""
     routes: Routes | None = None
     ends: list[np.ndarray] = field(default_factory=list)
-    """Per group, [N, L]: where the occurrences of each micro-batch and lookup end in the window's `inverse`."""
+    """Per group, [N, L]: ends of each (micro-batch, lookup) in the window's `inverse`."""
     buffers: list[RowBuffer] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
     """Per group: where `retrieve` found the buffer's rows in the store."""
     previous: BatchContext | None = None
-    """The batch before, while its rows may be newer than the store's; None where the store is always up to date."""
+    """The batch before, while its rows may be newer than the store's; None if the store is up to date."""
     two_before: BatchContext | None = None
-    """The batch before that, while it may not be written back and `retrieve` has to look into its buffer; None where the store
-    has its rows by then."""
+    """The batch before `previous`, while it may not be written back and `retrieve` must look into its buffer; None if
+    the store already has its rows."""
     shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    """Per group: places in the previous batch's buffer and in this one's of the keys that both hold."""
+    """Per group: places of the keys that both batches hold, in the previous buffer and in this one."""
     forgotten: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
-    """With `--check staleness`: groups, tables and keys that this batch's sweep has chosen, and that begin anew with it."""
+    """With `--check staleness`: groups, tables and keys that this batch's sweep marked, which start again."""
     windows: list[WindowBuffer] = field(default_factory=list)
     arrived: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    """Per micro-batch and group: row gradients that came from all workers, not yet accumulated."""
+    """Per micro-batch and group: row gradients received from all workers and not accumulated yet."""
     row_squares: float = 0.0
-    """Of the gradients of this owner's rows, summed over all workers; not finite exactly where one of them is not."""
+    """Sum of squares of the summed gradients of this owner's rows.  Not finite if and only if one of them is not."""
     outputs: list[Any] = field(default_factory=list)
-    """Per micro-batch: what the model returned beside its loss; None where the micro-batch is empty here."""
+    """Per micro-batch: what the model returned beside its loss; None if the micro-batch is empty on this worker."""
     loss_sum: float = 0.0
     """This worker's part of the global mean loss."""
     outcome: StepOutcome | None = None
     parts: dict[Name, list[OneShotEvent]] = field(default_factory=dict)
-    """Of an action that others may begin within: what tells them, one by one, that their part is final."""
+    """Events of actions that finish in parts: each is set when its part is final and others may use it."""
 
     def refuse(self, error: Exception, rank: int, stage: str) -> None:
-        """This worker takes part in it with nothing until its turn."""
+        """Records an error.  Until the batch is due, this worker takes part in it without data."""
         error.add_note(f"rank {rank}, {stage} of batch {self.number}")
         self.refused, self.micros, self.has_data = error, [], False
 

@@ -1,7 +1,7 @@
-"""Row buffers: what an owner holds of a batch, taken from a pool that grows as needed, settles, and keeps to a limit.
+"""Row buffers: an owner's rows of one batch, from a pool that grows as needed and keeps to a limit.
 
-In steady state two buffers per group are in use, that of the batch in training and that of the next one; and a third where rows
-are retrieved while those of the batch before are still being written back (`early_retrieve`).
+In steady state two buffers per group are in use: one for the batch in training and one for the next batch.  With
+`early_retrieve` there is a third, because rows are retrieved while an earlier batch is still being written back.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from nestpipe.tables.group import TableGroup
 
 ROOM = 1.25
-"""A buffer that has to grow gets this much more than it needs, so that batches of slightly different sizes fit."""
+"""A new buffer is larger than needed by this factor, so that batches of slightly different sizes fit."""
 MEMORY = 64
-"""A buffer twice as large as any of the last so many batches needed is given back."""
+"""A buffer that is twice as large as any of this many recent batches needed is freed."""
 
 
 class BufferLimit(MemoryError):
@@ -24,7 +24,7 @@ class BufferLimit(MemoryError):
 
 
 class RowBuffer:
-    """Values, optimizer state and summed gradients of a batch's owned rows in one group, one row per unique key."""
+    """Values, state and summed gradients of a batch's owned rows in one group, one row per unique key."""
 
     def __init__(self, pool: BufferPool, capacity: int) -> None:
         group = pool.group
@@ -43,11 +43,11 @@ class RowBuffer:
         self.values, self.state, self.grads = self._values[:rows], self._state[:rows], self._grads[:rows]
 
     def release(self) -> None:
-        """One of the stages that read this buffer is done with it; after the last one it may hold another batch."""
+        """One of the stages that read this buffer is done with it.  After the last one the buffer is reused."""
         self._pool.release(self)
 
     def abandon(self) -> None:
-        """Nobody will read this buffer any more."""
+        """No stage will read this buffer any more."""
         self._pool.release(self, everyone=True)
 
 
@@ -61,11 +61,11 @@ class BufferPool:
         self._lock = threading.Lock()
         self._recent: deque[int] = deque(maxlen=MEMORY)
         self.bytes = 0
-        """Held now, in use or free."""
+        """Bytes of all buffers, in use or free."""
         self.peak = 0
 
     def take(self, rows: int, holders: int) -> RowBuffer:
-        """A buffer of so many rows, which goes back to the pool after `holders` releases."""
+        """A buffer of `rows` rows, which returns to the pool after `holders` releases."""
         with self._lock:
             self._recent.append(rows)
             buffer = self._fitting(rows)
@@ -87,7 +87,10 @@ class BufferPool:
                 self._free.append(buffer)
 
     def _fitting(self, rows: int) -> RowBuffer | None:
-        """A free buffer that fits; those that never will, or are far too large by now, are given back."""
+        """A free buffer that fits, or None.
+
+        Frees buffers that are too small, and those that are far too large by now.
+        """
         largest = int(max(self._recent) * ROOM)
         kept: list[RowBuffer] = []
         for buffer in self._free:
@@ -106,10 +109,10 @@ class Buffers:
         self.pools = [BufferPool(group) for group in groups]
         self.limit = limit
         self.batches = batches
-        """In context at a time; the limit is for all of them."""
+        """Batches that hold buffers at the same time; the limit is for all of them."""
 
     def take(self, who: str, rows: list[int], holders: int) -> list[RowBuffer]:
-        """One buffer per group, for `who`."""
+        """One buffer per group.  `who` names the user in the error if they exceed the limit."""
         if self.limit is not None:
             needed = self.batches * sum(n * pool.row_bytes for n, pool in zip(rows, self.pools))
             if needed > self.limit:

@@ -1,7 +1,8 @@
-"""How keys get from the workers that need them to those that own them, and the index lists that rows follow ever after.
+"""Routing: sends keys from the workers that need them to those that own them, and builds the index lists for their
+rows.
 
-Two messages per batch and pair of workers, whatever the number of tables: a header of fixed size (loss terms, is there data,
-the time, keys per group and micro-batch) and the keys themselves, each with a tag of its table and the micro-batch of its last
+There are two messages per batch and pair of workers, whatever the number of tables: a header of fixed size (loss terms,
+samples, time, keys per group and micro-batch), and the keys, each tagged with its table and the micro-batch of its last
 use.
 """
 
@@ -21,17 +22,18 @@ _TABLE_BITS = 16
 
 @dataclass(frozen=True)
 class OwnerPlan:
-    """What this worker, as owner, serves for one group in one batch: R unique rows, and who wants which of them when."""
+    """What this worker serves as owner of one group in one batch: R unique rows, and who needs them when."""
 
     tables: np.ndarray
     keys: np.ndarray
     embed_rows: np.ndarray
-    """Buffer rows in the order they are sent: by (micro-batch of first use, requester)."""
+    """Buffer rows in the order in which they are sent: by (micro-batch of first use, requester)."""
     embed_ends: np.ndarray
     """[N, W] ends of each (micro-batch, requester) in embed_rows."""
     grad_rows: np.ndarray
-    """Buffer rows in the order their gradients arrive: by (micro-batch of last use, requester)."""
+    """Buffer rows in the order in which their gradients arrive: by (micro-batch of last use, requester)."""
     grad_ends: np.ndarray
+    """[N, W] ends of each (micro-batch, requester) in grad_rows."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -39,7 +41,7 @@ class OwnerPlan:
 
 @dataclass(frozen=True)
 class Routes:
-    """All that `route` found out about a batch."""
+    """What `route` learned about a batch."""
 
     windows: list[Window]
     """Per group: what this worker needs."""
@@ -52,19 +54,19 @@ class Routes:
     ended: bool
     """The training data of every worker has ended."""
     seconds: float = 0.0
-    """When that was, by the clock of worker 0."""
+    """When the batch was routed, by the clock of worker 0."""
 
 
 def route(
     windows: list[Window], terms: float, samples: int, micros: int, exchange: Exchange, seconds: float = 0.0
 ) -> Routes:
-    """Exchanges headers, then keys, with all workers.  A worker without data takes part with nothing."""
+    """Exchanges headers, then keys, with all workers.  A worker without data takes part with empty windows."""
     world = exchange.world
     headers_out = _headers(windows, terms, samples, seconds, micros, world.size)
     headers_in = torch.empty_like(headers_out)
     exchange.exchange([[h] for h in headers_out], [[h] for h in headers_in])
     headers_in[world.rank] = headers_out[world.rank]
-    # counts[s, g, m]: keys of group g that worker s needs from this one, first used in m
+    # counts[s, g, m]: keys of group g that worker s needs from this worker, first used in m
     counts = headers_in[:, _COUNTS:].reshape(world.size, len(windows), micros).numpy()
     messages_out = [_message(windows, owner, micros) for owner in range(world.size)]
     messages_in = [torch.empty(int(_words(counts[s].sum(1)).sum()), dtype=torch.int64) for s in range(world.size)]
@@ -83,11 +85,11 @@ def route(
 
 
 NO_DATA, REFUSED = -1, -2
-"""In place of the number of samples: this worker's data has ended; it has a batch that it cannot train, and will say so."""
+"""Sent in place of the number of samples: this worker's data has ended; its batch has an error, which it will raise."""
 
 
 _COUNTS = 3
-"""Words of a header before the numbers of keys."""
+"""Words of a header before the key counts."""
 
 
 def _headers(
@@ -104,7 +106,7 @@ def _headers(
 
 
 def _words(keys: np.ndarray) -> np.ndarray:
-    """int64 words that a message needs for so many keys: one each, and half a one for the tag."""
+    """int64 words of a message with this many keys: one per key, and half a word for its tag."""
     return keys + (keys + 1) // 2
 
 

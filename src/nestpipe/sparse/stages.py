@@ -1,7 +1,7 @@
-"""What the sparse stages do: route, retrieve, sync, embed, grad, accumulate, update, writeback.
+"""The sparse stages: route, retrieve, sync, embed, grad, accumulate, update, writeback.
 
-Each method does one stage of one batch.  They hold no state of their own beyond the tables; all of a batch's state is in its
-`BatchContext`.  Sums run in one fixed order (micro-batch, then worker, then place), so that every schedule adds the same way.
+Each method does one stage of one batch.  All state of a batch is in its `BatchContext`; only the tables outlive it.
+Sums run in one fixed order (micro-batch, then worker, then place), so every schedule adds in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nestpipe.keys.window import Window, plan_window, run_of
 from nestpipe.nn.lookups import GroupLookups
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.sparse.buffers import Buffers, RowBuffer
-from nestpipe.sparse.eviction_state import life_state, restore_lives
+from nestpipe.sparse.eviction_state import eviction_state, restore_evictors
 from nestpipe.sparse.evictor import Evicted, Evictor
 from nestpipe.sparse.routing import NO_DATA, REFUSED, Routes, route
 from nestpipe.sparse.staleness import Ledger
@@ -37,7 +37,7 @@ from nestpipe.tables.store import make_store
 
 
 class SparseStages:
-    """The sparse side of one worker: its shard of every table group and its talk with the other workers."""
+    """The sparse side of one worker: its shard of every table group, and its exchanges with the other workers."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class SparseStages:
     ) -> None:
         self.world = world
         self.window_limit = window_limit
-        """Bytes of windows of the two batches in flight, above which a batch is deduplicated per micro-batch instead."""
+        """Bytes of windows of the two batches in flight; above it, a batch is deduplicated per micro-batch."""
         self.windows_by_micro = 0
-        """Batches of this worker for which it was so."""
+        """Batches of this worker that were deduplicated per micro-batch."""
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
@@ -63,29 +63,30 @@ class SparseStages:
         began = time.monotonic()
         self._seconds_before = 0.0
         self.now: Callable[[], float] = lambda: self._seconds_before + time.monotonic() - began
-        """Seconds of training; worker 0's count."""
-        self.lives = [
-            Evictor(group, world.size, self.clock) if group.life is not None else None for group in self.groups
+        """Seconds of training.  Only the value on worker 0 matters."""
+        self.evictors = [
+            Evictor(group, world.size, self.clock) if group.eviction is not None else None for group in self.groups
         ]
-        """Per group: admission and eviction; None where every key has a row from its first batch on, for ever."""
+        """Per group; None without an eviction policy."""
         self.buffers = Buffers(self.groups, buffer_limit, batches=3 if buffer_readers == 3 else 2)
-        self.blocks = ArrayPool()
+        self._arrays = ArrayPool()
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
         self._holders = buffer_readers
-        """Who reads a batch's buffer last: its own writeback, and where there is one the sync of the next batch, and the
-        retrieve of the one after it."""
+        """Releases until a buffer is free: by its own `writeback`, by `sync` of the next batch if that reads it, and by
+        `retrieve` of the batch after that if that runs early."""
         self.before_lookup: Callable[[], None] = lambda: None
-        """Called before a lookup outside the schedule: waits until the last step is in the tables."""
+        """Called before a lookup outside the schedule.  Waits until the last step is in the tables."""
         self.traffic = traffic or Traffic()
         self._route_exchange = Exchange(world, "route", self.traffic)
         self._row_exchange = Exchange(world, "network", self.traffic)
         self._side_exchange = Exchange(world, "metrics")
-        """For lookups outside the schedule, whose lanes may be talking at the same time."""
+        """For lookups outside the schedule, which may run while its lanes use the other exchanges."""
 
     def plan(self, context: BatchContext) -> None:
-        """Which rows this worker needs, and where each lookup ends.  Talks to nobody: what is wrong with its data shows here.
+        """Finds the rows that this worker needs and where each lookup ends, with no message to other workers.
 
-        The limit looks at the batch alone, so all schedules plan alike.
+        Errors in this worker's data show here.  The window limit depends on the batch alone, so every schedule
+        makes the same plan.
         """
         micros = context.micros
         if not context.has_data:
@@ -100,7 +101,7 @@ class SparseStages:
         context.planned, context.ends = [window for window, _ in plans], [ends for _, ends in plans]
 
     def route(self, context: BatchContext, exchange: Exchange | None = None) -> None:
-        """Tells the owners what is planned; afterwards the context knows whether the data has ended."""
+        """Sends the planned keys to their owners.  Afterwards the context knows whether the data has ended."""
         samples = (
             sum(len(m) for m in context.micros) if context.has_data else NO_DATA if context.refused is None else REFUSED
         )
@@ -110,11 +111,10 @@ class SparseStages:
         context.planned = []
 
     def retrieve(self, context: BatchContext) -> None:
-        """Rows and optimizer state of every owned key of the batch, from the store into the batch's buffer.  Sweeps go before it.
+        """Copies rows and state of the batch's owned keys from the store to its buffer, after the sweep if one is due.
 
-        Those that the previous batch is still changing are left for `sync`; those that the one before it has changed come from
-        its buffer, where it may not be written back yet.  Makes room for the batch's gradients, and for rows and gradients of
-        the window, too.
+        Rows that the previous batch is still changing are left for `sync`.  Rows of the batch before that come from its
+        buffer if it may not be written back yet.  Also allocates the batch's gradients, and its windows.
         """
         owned = _routes(context).owned
         context.buffers = self.buffers.take(f"batch {context.number}", [len(plan) for plan in owned], self._holders)
@@ -135,18 +135,21 @@ class SparseStages:
         self._make_windows(context)
 
     def _read(self, context: BatchContext, g: int, skip: np.ndarray) -> Found:
-        """The rows of one group, but for those at `skip`, which come from other batches' buffers."""
-        store, plan, buffer, life = self.stores[g], _routes(context).owned[g], context.buffers[g], self.lives[g]
-        if life is None:
+        """Reads the rows of one group, except those at `skip`, which come from other batches' buffers."""
+        store, plan, buffer, evictor = self.stores[g], _routes(context).owned[g], context.buffers[g], self.evictors[g]
+        if evictor is None:
             return store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state, skip)
         before = _routes(context.previous).owned[g] if context.previous is not None else None
-        found = life.retrieve(store, plan, buffer, skip, context.number, before, _routes(context).seconds)
+        found = evictor.retrieve(store, plan, buffer, skip, context.number, before, _routes(context).seconds)
         if self.ledger is not None:
-            context.forgotten.append((g, *life.condemned_by(store, context.number)))
+            context.forgotten.append((g, *evictor.marked_by(store, context.number)))
         return found
 
     def _copy_from_two_before(self, context: BatchContext) -> list[np.ndarray]:
-        """Rows of the batch before the previous one which that does not touch.  Returns, per group, their places here."""
+        """Copies rows of `two_before` that the previous batch does not touch.
+
+        Returns, per group, their places here.
+        """
         assert context.two_before is not None
         before, filled = context.two_before, []
         for old, new, theirs, mine, (_, shared) in zip(
@@ -164,7 +167,7 @@ class SparseStages:
         return filled
 
     def sync(self, context: BatchContext) -> None:
-        """Brings rows that the previous batch changed up to date; from here to `update` the rows are frozen."""
+        """Updates the rows that the previous batch changed.  From here to `update` the rows are frozen."""
         if context.previous is not None:
             for old, new, (places, mine) in zip(context.previous.buffers, context.buffers, context.shared):
                 _copy_rows(old, places, new, mine)
@@ -176,57 +179,57 @@ class SparseStages:
 
     def _make_windows(self, context: BatchContext) -> None:
         pairs = zip(_routes(context).windows, self.groups)
-        context.windows = [WindowBuffer(window, group, self.blocks) for window, group in pairs]
+        context.windows = [WindowBuffer(window, group, self._arrays) for window, group in pairs]
 
     def embed(self, context: BatchContext, micro: int, exchange: Exchange | None = None) -> None:
-        """Rows first used in `micro`: from the owners' buffers into the requesters' windows."""
+        """Sends rows first used in `micro` from the owners' buffers to the requesters' windows."""
         routes, me = _routes(context), self.world.rank
         sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
         receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
-        for buffer, rooms, plan, window in zip(context.buffers, context.windows, routes.owned, routes.windows):
-            room = rooms.open(micro)
+        for buffer, memory, plan, window in zip(context.buffers, context.windows, routes.owned, routes.windows):
+            part = memory.open(micro)
             for peer in range(self.world.size):
                 start, stop = window.first_range(micro, peer)
-                target = room.rows[start - room.begin : stop - room.begin]
+                target = part.rows[start - part.begin : stop - part.begin]
                 first, end = run_of(plan.embed_ends, micro, peer)
                 if peer != me:
                     receives[peer].append(target)
                     target = torch.from_numpy(
-                        self.blocks.take((end - first, buffer.values.shape[1]), buffer.values.dtype)
+                        self._arrays.take((end - first, buffer.values.shape[1]), buffer.values.dtype)
                     )
                     sends[peer].append(target)
                 kernels.gather(buffer.values, plan.embed_rows[first:end], target.numpy())
         (exchange or self._row_exchange).exchange(sends, receives)
 
     def grad(self, context: BatchContext, micro: int) -> None:
-        """Summed gradients of the rows last used in `micro`: from the requesters' windows to the owners."""
+        """Sends the summed gradients of rows last used in `micro` from the requesters' windows to the owners."""
         routes, me = _routes(context), self.world.rank
         sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
         receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
         context.arrived[micro] = []
-        for rooms, plan, window in zip(context.windows, routes.owned, routes.windows):
-            room = rooms.of(micro)
+        for memory, plan, window in zip(context.windows, routes.owned, routes.windows):
+            part = memory.of(micro)
             begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
-            dtype = room.grads.numpy().dtype
-            arrived = torch.from_numpy(self.blocks.take((stop - begin, room.grads.shape[1]), dtype))
+            dtype = part.grads.numpy().dtype
+            arrived = torch.from_numpy(self._arrays.take((stop - begin, part.grads.shape[1]), dtype))
             for peer in range(self.world.size):
                 first, end = run_of(plan.grad_ends, micro, peer)
                 target = arrived[first - begin : end - begin]
                 start, last = window.last_range(micro, peer)
                 if peer != me:
                     receives[peer].append(target)
-                    target = torch.from_numpy(self.blocks.take((last - start, room.grads.shape[1]), dtype))
+                    target = torch.from_numpy(self._arrays.take((last - start, part.grads.shape[1]), dtype))
                     sends[peer].append(target)
                 order = window.last_order[start:last]
-                kernels.gather(room.grads.numpy(), order - room.begin if room.begin else order, target.numpy())
+                kernels.gather(part.grads.numpy(), order - part.begin if part.begin else order, target.numpy())
             context.arrived[micro].append(arrived.numpy())
-            rooms.close(micro)
+            memory.close(micro)
         self._row_exchange.exchange(sends, receives)
 
     def accumulate(self, context: BatchContext, micro: int) -> None:
-        """Adds the gradients that came with `micro` to the owner's sums, worker after worker.
+        """Adds the gradients that arrived with `micro` to the owner's sums, worker after worker.
 
-        The last one leaves their sum of squares, so that `agree`, for which everybody waits, need not look at them again.
+        The last micro-batch also computes their sum of squares, because all workers wait for `agree`, which needs it.
         """
         for buffer, plan, arrived in zip(context.buffers, _routes(context).owned, context.arrived.pop(micro)):
             begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
@@ -239,66 +242,71 @@ class SparseStages:
             kernels.scale(buffer.grads, np.array([factor], buffer.grads.dtype))
 
     def update(self, context: BatchContext, rate: Callable[[int], float]) -> None:
-        """One optimizer step on every row of the buffer that is admitted."""
-        for group, buffer, life in zip(self.groups, context.buffers, self.lives):
+        """Takes one optimizer step on every admitted row of the buffer."""
+        for group, buffer, evictor in zip(self.groups, context.buffers, self.evictors):
             lr = group.optimizer.lr * rate(context.number)
-            if life is None:
+            if evictor is None:
                 group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, context.number + 1)
             else:
-                life.update(buffer, context.number, lr)
+                evictor.update(buffer, context.number, lr)
         if self.ledger is not None:
             self.ledger.stamp(context)
 
     def writeback(self, context: BatchContext) -> None:
-        """The buffer's rows and optimizer state back to the store; new keys get their row here, and evicted ones lose it."""
+        """Writes the buffer's rows and state back to the store.
+
+        New keys get their row here, and evicted keys lose it.
+        """
         self.windows_by_micro += any(window.by_micro for window in _routes(context).windows)
-        parts = zip(self.stores, context.buffers, _routes(context).owned, context.found, self.lives)
-        for store, buffer, plan, found, life in parts:
-            if life is None:
+        parts = zip(self.stores, context.buffers, _routes(context).owned, context.found, self.evictors)
+        for store, buffer, plan, found, evictor in parts:
+            if evictor is None:
                 store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
             else:
-                life.writeback(store, plan, buffer, found, context.number)
+                evictor.writeback(store, plan, buffer, found, context.number)
             buffer.release()
 
     def drop(self, context: BatchContext) -> None:
-        """Frees the buffers of a batch that failed and will not be trained, and those that only it would have read from; keeps
-        what its sweep would have evicted."""
-        for life in self.lives:
-            if life is not None:
-                life.drop(context.number)
+        """Drops a failed batch: frees its buffers and those that only it would have read, cancels its sweep."""
+        for evictor in self.evictors:
+            if evictor is not None:
+                evictor.drop(context.number)
         unread = context.two_before.buffers if context.two_before is not None else []
         for buffer in (*context.buffers, *unread):
             buffer.abandon()
 
     def evicted(self) -> dict[str, int]:
-        """How many keys each table has lost on this worker; tables that cannot lose any are not there."""
-        pairs = [(life, group) for life, group in zip(self.lives, self.groups) if life is not None and life.life.sweeps]
-        return {t.name: int(life.counts[n]) for life, group in pairs for n, t in enumerate(group.tables)}
+        """Keys evicted so far on this worker, by table; only tables that can lose keys are listed."""
+        evictors = [evictor for evictor in self.evictors if evictor is not None and evictor.policy.sweeps]
+        return {t.name: int(e.counts[n]) for e in evictors for n, t in enumerate(e.group.tables)}
 
     def horizons(self) -> list[tuple[int, int]]:
-        """What minutes came to in the sweeps so far, as `EvictionPolicy.ttl_horizons` takes it; of the first tables."""
-        return next((life.horizons for life in self.lives if life is not None and life.life.by_the_clock), [])
+        """What `ttl_minutes` decided so far, as `EvictionPolicy.ttl_horizons` takes it; of the first group with a clock."""
+        return next((e.horizons for e in self.evictors if e is not None and e.policy.by_the_clock), [])
 
-    def life_state(self, before: int) -> dict[str, Any]:
-        """What a checkpoint keeps of admission and eviction beside rows, of batches before `before`; {} where there is none."""
-        return life_state(self.lives, self.clock, self.now(), before)
+    def eviction_state(self, before: int) -> dict[str, Any]:
+        """The eviction state after the batches before `before`, for a checkpoint; {} without a policy."""
+        return eviction_state(self.evictors, self.clock, self.now(), before)
 
-    def restore_life(self, state: dict[str, Any]) -> None:
-        """Takes up what `life_state` gave on all workers, summed, once rows are there.  ValueError if it is of other tables."""
+    def restore_eviction(self, state: dict[str, Any]) -> None:
+        """Restores the `eviction_state` of all workers, summed.  ValueError if it does not fit these tables.
+
+        Call it after the rows are restored.
+        """
         if self.ledger is not None:
-            # Rows begin anew with the process; keys that wait are stamped by what is known of them.
+            # Rows of a new process have no stamp; keys that wait get theirs from their usage.
             for g, store in enumerate(self.stores):
-                if store.sightings is not None:
-                    tables, keys, slots = store.sightings.index.items()
-                    self.ledger.recall(g, tables, keys, store.sightings.life[slots, 1] + 1)
-        self._seconds_before = restore_lives(self.lives, self.clock, state, self.world.rank == 0)
+                if store.frequencies is not None:
+                    tables, keys, slots = store.frequencies.index.items()
+                    self.ledger.recall(g, tables, keys, store.frequencies.usage[slots, 1] + 1)
+        self._seconds_before = restore_evictors(self.evictors, self.clock, state, self.world.rank == 0)
 
     def memory(self) -> dict[str, int]:
         """Of this worker, now: rows, and bytes of DRAM of tables (rows, state, index) and of row buffers.
 
         `heap_index_bytes` is the part that malloc holds: indexes of tables and ledger, which grow with them.
         """
-        waiting = [store.sightings for store in self.stores if store.sightings is not None]
+        waiting = [store.frequencies for store in self.stores if store.frequencies is not None]
         indexes = [*(store.index for store in self.stores), *(one.index for one in waiting)]
         memory = {
             "rows": sum(len(store) for store in self.stores),
@@ -307,7 +315,7 @@ class SparseStages:
             "heap_index_bytes": sum(index.heap_nbytes() for index in indexes),
         }
         if waiting:
-            memory["waiting_keys"] = sum(len(sightings) for sightings in waiting)
+            memory["waiting_keys"] = sum(len(table) for table in waiting)
         if self.ledger is not None:
             memory["ledger_bytes"] = self.ledger.nbytes()
             memory["heap_index_bytes"] += self.ledger.heap_nbytes()
@@ -317,7 +325,7 @@ class SparseStages:
         """What the summary of a run tells about this worker's tables and buffers."""
         figures: dict[str, Any] = {
             "rows": sum(len(store) for store in self.stores),
-            "waiting": sum(len(store.sightings) for store in self.stores if store.sightings is not None),
+            "waiting": sum(len(store.frequencies) for store in self.stores if store.frequencies is not None),
             "buffer_bytes": {"now": self.buffers.bytes, "peak": self.buffers.peak},
             "windows_by_micro": self.windows_by_micro,
             "bytes_sent": self.traffic.bytes_sent,
@@ -332,11 +340,11 @@ class SparseStages:
         self._row_exchange = exchange
 
     def take_evicted(self) -> list[Evicted]:
-        """What was evicted on this worker since the last call; whoever never asks keeps 8 bytes of every evicted key."""
-        return [evicted for life in self.lives if life is not None for evicted in life.take_evicted()]
+        """The keys evicted on this worker since the last call.  Until taken, they cost 8 bytes each."""
+        return [evicted for evictor in self.evictors if evictor is not None for evicted in evictor.take_evicted()]
 
     def close(self) -> None:
-        """Gives back what the stores hold outside memory."""
+        """Releases what the stores hold outside DRAM."""
         for store in self.stores:
             store.close()
 
@@ -355,7 +363,7 @@ class SparseStages:
         return context
 
     def _fetch(self, context: BatchContext) -> None:
-        """The rows of a routed context outside the schedule: nothing will be written back."""
+        """Fetches the rows of a routed context outside the schedule; nothing will be written back."""
         owned = _routes(context).owned
         context.buffers = self.buffers.take("a lookup", [len(plan) for plan in owned], holders=1)
         for store, plan, buffer in zip(self.stores, owned, context.buffers):
@@ -366,10 +374,13 @@ class SparseStages:
             buffer.release()
 
     def rows_of(self, table: str, keys: np.ndarray) -> torch.Tensor:
-        """Current rows [n, D] of any keys of one table (first values where there is no row).  All workers call it together."""
+        """Current rows [n, D] of any keys of one table; first values for keys without a row.
+
+        All workers call it together.
+        """
         keys = np.asarray(keys)
         if keys.ndim != 1 or not (keys.size == 0 or np.issubdtype(keys.dtype, np.integer)):
-            raise ValueError(f"rows takes one row of whole-number keys, not {keys.dtype} of shape {keys.shape}")
+            raise ValueError(f"rows takes a 1-D array of integer keys, not {keys.dtype} of shape {keys.shape}")
         group, number = self.place_of(table)
         windows = [_nothing(1, self.world.size) for _ in self.groups]
         windows[group] = plan_window(

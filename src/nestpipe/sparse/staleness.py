@@ -1,7 +1,8 @@
-"""`--check staleness`: every row carries the number of the batch that trained it last, and every batch's reads are verified.
+"""`--check staleness`: every row carries the number of the batch that trained it last, and every read is verified.
 
-The stamp is one more number of optimizer state, so it goes wherever the state goes: through the store, the disk, the buffers, the
-sync.  What it should be is kept apart, in a ledger that knows only which keys each batch touched, in order.
+The stamp is one more number of row state, so it moves wherever the state moves: through the store, the disk, the
+buffers and `sync`.  The expected stamps are kept separately, in a ledger that knows only which keys each batch touched,
+in order.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from nestpipe.keys.slab import Slab
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.tables.group import TableGroup
 
-NOBODY = -1
-"""The stamp of a row that is still to be filled."""
+UNFILLED = -1
+"""The stamp of a row that `sync` has still to fill."""
 
 
 class StaleRead(RuntimeError):
@@ -22,17 +23,20 @@ class StaleRead(RuntimeError):
 
 
 class Ledger:
-    """Which batch touched each key of this worker last, by the order in which batches reach `sync`."""
+    """The batch that last touched each key of this worker, in the order in which batches reach `sync`."""
 
     def __init__(self, groups: list[TableGroup]) -> None:
         self._groups = groups
         self._index = [HashIndex() for _ in groups]
         self._last = [Slab(np.int64, ()) for _ in groups]
         self.verified = 0
-        """Reads verified so far."""
+        """Number of reads verified so far."""
 
     def verify(self, context: BatchContext) -> None:
-        """Called when a batch's rows are frozen: each must be as the last batch that touched it left it."""
+        """Called when a batch's rows are frozen.
+
+        Each must be as the last batch that touched it left it, else StaleRead.
+        """
         assert context.routes is not None
         for g, (group, buffer, plan) in enumerate(zip(self._groups, context.buffers, context.routes.owned)):
             slots = self._index[g].insert(plan.keys, plan.tables)
@@ -44,30 +48,30 @@ class Ledger:
                 raise StaleRead(
                     f"batch {context.number} was about to read row {plan.keys[i]} of table "
                     f"{group.tables[plan.tables[i]].name!r} as {_left_by(int(found[i]))}, but it must be as "
-                    f"{_left_by(int(expected[i]))} ({len(wrong)} such rows)"
+                    f"{_left_by(int(expected[i]))} ({len(wrong)} stale rows)"
                 )
             self.verified += len(slots)
 
     def forget(self, context: BatchContext) -> None:
-        """Called before `verify`, of keys that are evicted with this batch: they are as they began."""
+        """Called before `verify`: keys evicted with this batch start again."""
         for group, tables, keys in context.forgotten:
             slots = self._index[group].find(keys, tables)
             self._last[group].rows[slots[slots >= 0]] = 0
 
     def poison(self, context: BatchContext) -> None:
-        """Called by `retrieve`, of rows that `sync` has still to fill."""
+        """Called by `retrieve`: invalidates the stamps of rows that `sync` has still to fill."""
         for buffer, (_, places) in zip(context.buffers, context.shared):
-            buffer.state[places, -1] = NOBODY
+            buffer.state[places, -1] = UNFILLED
 
     def stamp(self, context: BatchContext) -> None:
-        """Called by `update`: the batch's rows are now its own.  A batch that fails before that leaves no trace."""
+        """Called by `update`: stamps the batch's rows.  A batch that fails before that leaves no trace."""
         assert context.routes is not None
         for g, (buffer, plan) in enumerate(zip(context.buffers, context.routes.owned)):
             buffer.state[:, -1] = context.number + 1
             self._last[g].rows[self._index[g].insert(plan.keys, plan.tables)] = context.number + 1
 
     def recall(self, group: int, tables: np.ndarray, keys: np.ndarray, stamps: np.ndarray) -> None:
-        """What an earlier process knew of keys whose stamp is kept."""
+        """Restores the stamps that an earlier process left with these keys."""
         self._last[group].rows[self._index[group].insert(keys, tables)] = stamps
 
     def nbytes(self) -> int:
@@ -78,6 +82,6 @@ class Ledger:
 
 
 def _left_by(stamp: int) -> str:
-    if stamp == NOBODY:
+    if stamp == UNFILLED:
         return "retrieve left it for sync"
-    return f"batch {stamp - 1} left it" if stamp else "it began"
+    return f"batch {stamp - 1} left it" if stamp else "it was initialized"

@@ -1,4 +1,4 @@
-"""A walk over all rows of a table, on all workers, in ascending order of keys, with bounded memory."""
+"""Walks over all rows of a table, on all workers, in ascending order of keys, with bounded memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class ByTable(Protocol):
-    """What one can walk over."""
+    """A store that can be walked."""
 
     def rows_of(self, table: int) -> tuple[np.ndarray, np.ndarray]: ...
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
@@ -26,8 +26,8 @@ class ByTable(Protocol):
 def walk(world: World, store: ByTable, number: int, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
     """Yields the rows of table `number` of a store by ascending key on worker 0, nothing elsewhere.  All workers join.
 
-    In every round each worker says how far `chunk_rows` rows would take it; all send what lies below the least of these
-    keys, so nobody ever sends more than that.
+    In every round each worker proposes the key of its `chunk_rows`-th next row.  All send their rows up to the lowest
+    of these keys, so no worker sends more than `chunk_rows` rows at a time.
     """
     exchange = Exchange(world, "metrics")
     keys, slots = store.rows_of(number)
@@ -41,14 +41,15 @@ def walk(world: World, store: ByTable, number: int, chunk_rows: int = 1 << 16) -
         part = slots[at:stop]
         mine = (keys[at:stop], *store.read(part))
         at = stop
-        everybody = _to_first(exchange, mine)
-        if everybody is not None and len(everybody[0]):
-            yield everybody
+        gathered = _gather(exchange, mine)
+        if gathered is not None and len(gathered[0]):
+            yield gathered
         if int(bound) == last:
             return
 
 
-def _to_first(exchange: Exchange, mine: Rows) -> Rows | None:
+def _gather(exchange: Exchange, mine: Rows) -> Rows | None:
+    """All workers' rows in order of keys on worker 0, None on other workers."""
     world = exchange.world
     counts = [torch.tensor([len(mine[0])]) for _ in range(world.size)]
     none: list[list[torch.Tensor]] = [[] for _ in range(world.size)]

@@ -1,15 +1,15 @@
-"""What a user says of a table: its name, its dimension, the features that look into it, how it starts and how it learns."""
+"""Table configuration: name, dimension, features, first values, optimizer and eviction policy."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
-from nestpipe.tables.eviction.policy import EvictionPolicy
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 
 DTYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
@@ -17,38 +17,44 @@ DTYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "float64": np.dt
 
 @dataclass(frozen=True)
 class TableConfig:
-    """A dynamic table: keys are any int64, rows appear on first touch.  The base of the two kinds below."""
+    """A dynamic table: keys are any int64, rows appear on first touch.  Base of the two kinds below."""
 
     name: str
     embedding_dim: int
     feature_names: Sequence[str] = field(default_factory=list)
     dtype: str = "float32"
     init: str = "uniform"
-    """New rows: "uniform" in [-init_scale, init_scale) or "normal" with that standard deviation."""
+    """First values: "uniform" in [-init_scale, init_scale) or "normal" with that standard deviation."""
     init_scale: float = 0.01
     optimizer: SparseOptimizer | None = None
     """None: the pipeline's `sparse_optimizer`."""
-    life: EvictionPolicy | None = None
-    """When keys get a row and lose it; None: with the first batch that touches them, and never."""
+    eviction: EvictionPolicy | None = None
+    """When a key gets a row and when it loses it.  None: it gets one from the first batch and keeps it."""
+    life: InitVar[EvictionPolicy | None] = field(default=None, kw_only=True)
+    """Old spelling of `eviction=`.  Accepted by the constructor only; read `eviction`."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, life: EvictionPolicy | None) -> None:
         where = f"table {self.name!r}"
         if not self.name:
             raise ValueError("a table needs a name")
         if self.embedding_dim < 1:
             raise ValueError(f"{where}: embedding_dim must be at least 1, not {self.embedding_dim}")
         if not self.feature_names:
-            raise ValueError(f"{where}: feature_names is empty, so nothing would ever look into it")
+            raise ValueError(f"{where}: feature_names is empty, so no feature would use the table")
         if self.dtype not in DTYPES:
             raise ValueError(f"{where}: dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.init not in ("uniform", "normal"):
             raise ValueError(f"{where}: init must be 'uniform' or 'normal', not {self.init!r}")
         if not (math.isfinite(self.init_scale) and self.init_scale >= 0):
             raise ValueError(f"{where}: init_scale must be a finite number of at least 0, not {self.init_scale}")
+        if life is not None:
+            if self.eviction is not None:
+                raise ValueError(f"{where}: life is the old spelling of eviction; pass only eviction")
+            object.__setattr__(self, "eviction", life)
 
     @property
     def name_hash(self) -> int:
-        """64 stable bits of the name: what a row's first value depends on, beside the seed and the key."""
+        """64 stable bits of the name.  First values depend on these, the seed and the key."""
         return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
 
 
@@ -63,25 +69,25 @@ class EmbeddingBagConfig(TableConfig):
 
     pooling: str = "sum"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, life: EvictionPolicy | None) -> None:
+        super().__post_init__(life)
         if self.pooling not in ("sum", "mean"):
             raise ValueError(f"table {self.name!r}: pooling must be 'sum' or 'mean', not {self.pooling!r}")
 
 
 @dataclass(frozen=True)
 class TableDefaults:
-    """How all tables of a model start, for models that make their own table configs."""
+    """Settings shared by all tables of a model that creates its own table configs."""
 
     dtype: str = "float32"
     init: str = "uniform"
     init_scale: float = 0.01
-    life: EvictionPolicy | None = None
+    eviction: EvictionPolicy | None = None
 
     def bag(self, name: str, dim: int, features: Sequence[str], pooling: str = "sum") -> EmbeddingBagConfig:
         return EmbeddingBagConfig(
-            name, dim, features, self.dtype, self.init, self.init_scale, life=self.life, pooling=pooling
+            name, dim, features, self.dtype, self.init, self.init_scale, eviction=self.eviction, pooling=pooling
         )
 
     def sequence(self, name: str, dim: int, features: Sequence[str]) -> EmbeddingConfig:
-        return EmbeddingConfig(name, dim, features, self.dtype, self.init, self.init_scale, life=self.life)
+        return EmbeddingConfig(name, dim, features, self.dtype, self.init, self.init_scale, eviction=self.eviction)

@@ -1,7 +1,8 @@
-"""A table group: the tables of a model that share dimension, dtype, optimizer and life, stored and moved as one.
+"""Table groups: the tables of a model that share dimension, dtype, optimizer and eviction policy, stored and moved as
+one.
 
-A model with 26 tables of one dimension is one group, so every kernel and every message is one, not 26.  Inside a group a row is
-named by (table number, key).
+A model with 26 tables of one dimension has one group, so it runs one kernel and sends one message instead of 26.  A row
+in a group is identified by (table number, key).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.tables.config import DTYPES, TableConfig
-from nestpipe.tables.eviction.policy import EvictionPolicy
 from nestpipe.tables.optimizers import SparseOptimizer
 
 MAX_TABLES = 1 << 15
@@ -20,16 +21,16 @@ MAX_TABLES = 1 << 15
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables in the order of their numbers.  The same on every worker: it is made from the model alone."""
+    """Tables in the order of their numbers.  It depends on the model alone, so it is the same on every worker."""
 
     tables: tuple[TableConfig, ...]
     dim: int
     dtype: np.dtype
     optimizer: SparseOptimizer
     stamped: bool = False
-    """Rows carry a version beside their optimizer state (`--check staleness`)."""
-    life: EvictionPolicy | None = None
-    """Rows carry how often and when they were seen last, between optimizer state and version."""
+    """Rows carry a version after their other state (`--check staleness`)."""
+    eviction: EvictionPolicy | None = None
+    """With a policy, rows carry their frequency and last batch between optimizer state and version."""
 
     @property
     def optimizer_width(self) -> int:
@@ -38,24 +39,25 @@ class TableGroup:
 
     @property
     def state_width(self) -> int:
-        """Numbers stored per row beside its values: optimizer state, and life and the stamp where there are such."""
-        return self.optimizer_width + 2 * (self.life is not None) + self.stamped
+        """Numbers stored per row beside its values: optimizer state, eviction columns and stamp."""
+        return self.optimizer_width + 2 * (self.eviction is not None) + self.stamped
 
     @property
-    def life_dtype(self) -> np.dtype:
-        """Whole numbers as wide as the group's own."""
+    def eviction_dtype(self) -> np.dtype:
+        """Integers as wide as the group's floats."""
         return np.dtype(f"i{self.dtype.itemsize}")
 
-    def life_in(self, state: np.ndarray) -> np.ndarray:
-        """The part [R, 2] of state [R, S] that holds life: sightings and last batch, as whole numbers in these bits.
+    def eviction_columns(self, state: np.ndarray) -> np.ndarray:
+        """The usage [R, 2] in state [R, S]: each row's frequency and last batch, a view of the bits as integers.
 
-        As floats they would be exact only up to 2**24.  Nothing computes with them there: state is copied, bit for bit.
+        As floats they would be exact only up to 2**24.  State is only ever copied bit for bit, so integers are safe
+        there.
         """
-        return state.view(self.life_dtype)[:, self.optimizer_width : self.optimizer_width + 2]
+        return state.view(self.eviction_dtype)[:, self.optimizer_width : self.optimizer_width + 2]
 
     @property
     def kept_width(self) -> int:
-        """Of these, what a checkpoint keeps: all but the stamp, which says nothing to another process."""
+        """Numbers of state that a checkpoint keeps: all but the stamp, which has no meaning in another process."""
         return self.state_width - self.stamped
 
     @property
@@ -74,10 +76,10 @@ def group_tables(
             raise ValueError(f"two tables are named {table.name!r}: list all its features in one feature_names")
         seen.add(table.name)
         optimizer = table.optimizer or default_optimizer
-        groups.setdefault((table.embedding_dim, table.dtype, optimizer, table.life), []).append(table)
+        groups.setdefault((table.embedding_dim, table.dtype, optimizer, table.eviction), []).append(table)
     made = []
-    for (dim, dtype, optimizer, life), members in groups.items():
+    for (dim, dtype, optimizer, eviction), members in groups.items():
         if len(members) > MAX_TABLES:
             raise ValueError(f"{len(members)} tables of dimension {dim} in one model; {MAX_TABLES} is the most")
-        made.append(TableGroup(tuple(members), dim, DTYPES[dtype], optimizer, stamped, life))
+        made.append(TableGroup(tuple(members), dim, DTYPES[dtype], optimizer, stamped, eviction))
     return made

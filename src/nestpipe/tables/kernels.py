@@ -1,8 +1,8 @@
 """Numba kernels over rows: first values, gathers, sums and optimizer steps.  All release the GIL.
 
-Schedules are compared bit for bit, and a reordered sum is another sum: only the two sums over a row may be reordered, and only
-by the compiler ("reassoc"), which settles the order once for all rows of a dimension.  Optimizers divide as numpy does: checking
-for zero, as Python does, would keep their loops from being vectorised.
+Results must be bit-equal under every schedule, so the order of sums is fixed.  Only sums within a row may be reordered,
+and only by the compiler ("reassoc"), which uses one order for all rows of a dimension.  Optimizers divide as numpy
+does: Python's check for zero would prevent vectorisation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def _uniform(bits):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def first_values(rows, missing, keys, tables, table_seeds, normal, scales):  # type: ignore[no-untyped-def]
-    """Fills rows[i] for every i in `missing` from (table seed, key) alone.  `normal[t]`, `scales[t]`: table t's law."""
+    """Fills rows[i] for every i in `missing` from (table seed, key) alone.
+
+    `normal[t]`, `scales[t]`: table t's distribution.
+    """
     dim = rows.shape[1]
     for j in range(missing.shape[0]):
         i = missing[j]
@@ -47,7 +50,7 @@ def first_values(rows, missing, keys, tables, table_seeds, normal, scales):  # t
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def prefetch_row(rows, at):  # type: ignore[no-untyped-def]
-    """Asks for a row that will be touched soon: rows lie all over memory, and one miss after another is a long wait."""
+    """Prefetches a row that will be touched soon: rows are scattered over memory, and waiting for each miss is slow."""
     if at >= 0:
         start = np.uint64(at) * np.uint64(rows.shape[1])
         for d in range(0, rows.shape[1], _LINE // rows.itemsize):
@@ -56,7 +59,7 @@ def prefetch_row(rows, at):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def gather(source, index, target):  # type: ignore[no-untyped-def]
-    """target[i] = source[index[i]]; rows with a negative index are left alone."""
+    """target[i] = source[index[i]]; rows with a negative index are unchanged."""
     count = index.shape[0]
     for i in range(count):
         if i + _AHEAD < count:
@@ -90,7 +93,7 @@ def copy_rows(source, source_index, target, target_index):  # type: ignore[no-un
 
 @numba.njit(nogil=True, cache=True)
 def poison(rows, index):  # type: ignore[no-untyped-def]
-    """Makes rows that are still to be filled useless: whoever reads one too early gets NaN, and the run stops."""
+    """Poisons rows that are still to be filled: a read that comes too early gets NaN, and the run stops."""
     for i in range(index.shape[0]):
         rows[index[i], 0] = np.nan
 
@@ -106,7 +109,7 @@ def scatter_add(source, index, target):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _row_sum_of_squares(grads, i, zero):  # type: ignore[no-untyped-def]
-    """In the type of `zero`.  A function of its own so that nothing else of its callers is reordered."""
+    """In the type of `zero`.  A separate function, so that the compiler reorders nothing else in its callers."""
     total = zero
     for d in range(grads.shape[1]):
         g = type(zero)(grads[i, d])
@@ -116,7 +119,7 @@ def _row_sum_of_squares(grads, i, zero):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def sum_of_squares(grads):  # type: ignore[no-untyped-def]
-    """In float64, row by row; not finite exactly where a gradient is not (float32 squares cannot overflow it)."""
+    """In float64, row by row.  Not finite if and only if a gradient is not: squares of float32 cannot overflow."""
     total = 0.0
     for i in range(grads.shape[0]):
         total += _row_sum_of_squares(grads, i, np.float64(0))

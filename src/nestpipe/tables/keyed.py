@@ -1,4 +1,4 @@
-"""What every row store does with its keys, wherever the rows lie: number them, put them in order, give them first values."""
+"""What all row stores share, wherever the rows are: the key index, key order and first values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from nestpipe.keys.index import Found, HashIndex
 from nestpipe.keys.mixing import mix
 from nestpipe.tables import kernels
-from nestpipe.tables.eviction.frequency import Sightings
+from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.snapshot import Changes, Snapshot, Values
 
@@ -29,9 +29,9 @@ class KeyedRows(ABC):
         self._normal = np.array([t.init == "normal" for t in group.tables])
         self._scales = np.array([t.init_scale for t in group.tables], np.float64)
         self._changes: Changes | None = None
-        waits = group.life is not None and group.life.admit_after > 1
-        self.sightings = Sightings() if waits else None
-        """Of keys that have no row yet, where rows are not given to all."""
+        waits = group.eviction is not None and group.eviction.admit_after > 1
+        self.frequencies = FrequencyTable() if waits else None
+        """Usage of keys that have no row yet; None where every key gets a row at once."""
 
     @abstractmethod
     def retrieve(
@@ -42,11 +42,10 @@ class KeyedRows(ABC):
         state: np.ndarray,
         skip: np.ndarray | None = None,
     ) -> Found:
-        """Fills values [R, D] and state [R, S] for every key; a key without a row gets its first value and zero state
-        (but for its sightings, where these are counted).
+        """Fills values [R, D] and state [R, S] for every key.  Returns where the rows were, for `writeback`.
 
-        `skip`: places of keys that somebody else fills; nothing is read or written for them.  Returns where the rows of all keys
-        were, for `writeback`.
+        A key without a row gets its first value and zero state, except for its usage where that is counted.  `skip`:
+        places of keys that the caller fills from elsewhere; nothing is read or written for them.
         """
 
     @abstractmethod
@@ -58,48 +57,51 @@ class KeyedRows(ABC):
         state: np.ndarray,
         found: Found | None = None,
     ) -> None:
-        """Stores values and state of every key (no key twice); keys without a row get one.
+        """Stores values and state of every key (no key twice).  Keys without a row get one.
 
-        `found`: what `retrieve` of the same keys returned; without it every key is looked up once more.
+        `found`: the result of `retrieve` for the same keys; without it every key is looked up again.
         """
 
     @abstractmethod
     def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        """Gives up the rows of these keys, all of which have one (no key twice).  Their slots will be used again."""
+        """Removes the rows of these keys (no key twice); each must have one.  Their slots are reused."""
 
     @property
     @abstractmethod
-    def life(self) -> np.ndarray:
-        """[slots, 2]: sightings and last batch of every row by slot, no sightings where there is none.  Of groups with a life."""
+    def usage(self) -> np.ndarray:
+        """[slots, 2]: frequency and last batch of every row by slot; frequency 0 in an empty slot.  Needs a policy."""
 
     @abstractmethod
     def read(self, slots: np.ndarray, into: Values | None = None) -> Values:
-        """Values [n, D] and state [n, S] of the given slots, as copies: new ones, or in the arrays that are given."""
+        """Copies of the values [n, D] and state [n, S] of the given slots, in `into` if given, else in new arrays."""
 
     @abstractmethod
     def _copy(self, slots: np.ndarray, into: Values | None = None) -> Values:
-        """As `read`, for a thread that is changing the store."""
+        """As `read`, for the thread that is changing the store."""
 
     def _new(self, rows: int) -> Values:
-        """Room for what is read."""
+        """Arrays to read into."""
         widths = (self.group.dim, self.group.state_width)
         return np.empty((rows, widths[0]), self.group.dtype), np.empty((rows, widths[1]), self.group.dtype)
 
     def follow_changes(self) -> None:
-        """From now on it is known which rows change, so that cuts can be made."""
+        """Starts to track which rows change.  Required before `snapshot`."""
         self._changes = Changes(self.index, self._copy)
 
-    def _note_removal(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        """Before rows go: a cut may still want them."""
+    def _before_remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
+        """Saves rows for a snapshot that has not copied them yet."""
         if self._changes is not None:
             slots = self.index.find(keys, tables)
-            self._changes.removing(tables, keys, slots[slots >= 0])
+            self._changes.before_remove(tables, keys, slots[slots >= 0])
 
-    def cut(self, full: bool) -> Snapshot:
-        """The rows as they are now: all, or those that changed since the last cut.  Between two batches, when nothing is being
-        written; its parts are copied from another thread while training goes on."""
-        assert self._changes is not None, "follow_changes comes first"
-        return self._changes.cut(self.read, full)
+    def snapshot(self, full: bool) -> Snapshot:
+        """A snapshot of all rows, or of those that changed since the last one.
+
+        Call it between two batches, when nothing is being written.  Another thread then copies it while training
+        continues.
+        """
+        assert self._changes is not None, "call follow_changes first"
+        return self._changes.snapshot(self.read, full)
 
     @abstractmethod
     def nbytes(self) -> int:
@@ -107,17 +109,17 @@ class KeyedRows(ABC):
 
     @abstractmethod
     def overhead_per_row(self) -> float:
-        """Bytes of DRAM beyond values and optimizer state, per row."""
+        """Bytes of DRAM per row beyond values and optimizer state."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what the store holds outside DRAM; where that is something, it cannot be used after it."""
+        """Releases what the store holds outside DRAM.  A store that holds anything there cannot be used afterwards."""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def _wanted(self, slots: np.ndarray, skip: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Slots to read, -1 where there is none or it is not asked for; and the places of keys that have none."""
+        """Slots to read, with -1 for keys without a row and for skipped ones; and the places of keys without a row."""
         if skip is None or not len(skip):
             return slots, np.flatnonzero(slots < 0)
         wanted = slots.copy()
@@ -136,19 +138,19 @@ class KeyedRows(ABC):
     def begin(
         self, missing: np.ndarray, tables: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray
     ) -> None:
-        """First values and zero state for the keys at these places; and how often they were seen, where that is known."""
+        """Gives the keys at these places their first values and zero state, and their usage where it is known."""
         state[missing] = 0
         if len(missing):
             kernels.first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)
-            if self.sightings is not None:
-                self._recall(self.sightings, missing, tables, keys, state)
+            if self.frequencies is not None:
+                self._recall(self.frequencies, missing, tables, keys, state)
 
     def _recall(
-        self, sightings: Sightings, missing: np.ndarray, tables: np.ndarray, keys: np.ndarray, state: np.ndarray
+        self, frequencies: FrequencyTable, missing: np.ndarray, tables: np.ndarray, keys: np.ndarray, state: np.ndarray
     ) -> None:
-        slots = sightings.index.find(keys[missing], tables[missing])
+        slots = frequencies.index.find(keys[missing], tables[missing])
         known, slots = missing[slots >= 0], slots[slots >= 0]
-        life = sightings.life[slots]
-        self.group.life_in(state)[known] = life
+        usage = frequencies.usage[slots]
+        self.group.eviction_columns(state)[known] = usage
         if self.group.stamped:
-            state[known, -1] = life[:, 1] + 1  # the stamp of that batch
+            state[known, -1] = usage[:, 1] + 1  # the stamp of the last batch

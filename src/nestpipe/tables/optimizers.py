@@ -1,7 +1,8 @@
 """Sparse optimizers: one step per touched row and batch, on the row's summed gradient, fused in one pass.
 
-Each is a frozen dataclass of its settings with `state_width(dim)` (numbers of state per row) and `apply`, which runs a numba
-kernel over the rows of a buffer.  Rows that a batch does not touch do not change, Adam's moments included ("lazy").
+An optimizer is a frozen dataclass of its settings.  `state_width(dim)` is the number of state values per row; `apply`
+runs a numba kernel over the rows of a buffer.  Rows that a batch does not touch do not change, and neither do Adam's
+moments ("lazy").
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ class SparseOptimizer(Protocol):
     def state_width(self, dim: int) -> int: ...
 
     def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
-        """Updates values [R, D] and state [R, S] in place from grads [R, D]; `step` counts from 1; `lr` is this step's."""
+        """Updates values [R, D] and state [R, S] in place from grads [R, D].
+
+        `lr` is this step's rate; `step` counts from 1.
+        """
         ...
 
 
@@ -48,7 +52,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class RowWiseAdagrad:
-    """One accumulator per row: the mean over the row of the squared gradient, summed over steps (FBGEMM's definition)."""
+    """One accumulator per row: the mean squared gradient of the row, summed over steps (FBGEMM's definition)."""
 
     lr: float = 0.01
     eps: float = 1e-8
@@ -65,7 +69,7 @@ class RowWiseAdagrad:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """As `torch.optim.Adagrad`."""
+    """Same as `torch.optim.Adagrad`."""
 
     lr: float = 0.01
     eps: float = 1e-10
@@ -82,7 +86,7 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """As `torch.optim.SparseAdam`: moments of touched rows only, bias correction by the number of steps taken."""
+    """Same as `torch.optim.SparseAdam`: moments of touched rows only, bias correction by the number of steps taken."""
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)

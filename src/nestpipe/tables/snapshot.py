@@ -1,8 +1,8 @@
-"""A store's rows as they were at one moment, copied while training goes on.
+"""Snapshots: a store's rows as they were at one moment, copied while training continues (copy-on-write).
 
-Every slot has a byte of flags.  A row that training is about to change, and that a cut has still to copy, is set aside first; all
-others are copied in parts from another thread.  So a cut costs training the rows that it changes meanwhile and nothing else, and
-holds no more memory than those and what it is given to copy into.
+Every slot has a byte of flags.  Before training changes a row that the current snapshot has not copied yet, it copies
+that row for the snapshot.  Another thread copies all other rows in parts.  So a snapshot costs training only the rows
+that change meanwhile, and its memory is those rows and the memory that it is given to copy into.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nestpipe.keys.native import prefetch_to_write
 from nestpipe.keys.slab import Slab
 
 TOUCHED, PENDING, COPYING = np.uint8(1), np.uint8(2), np.uint8(4)
-"""Changed since the last cut; a cut has still to copy it; being copied, which counts only if nobody changes it meanwhile."""
+"""Changed since the last snapshot; not copied yet; being copied, which is void if the row changes meanwhile."""
 _AHEAD = 16
 
 Values = tuple[np.ndarray, np.ndarray]
@@ -28,20 +28,20 @@ Values = tuple[np.ndarray, np.ndarray]
 
 
 class Read(Protocol):
-    """Values and state of slots, as copies: new ones, or in the arrays that are given."""
+    """Copies of the values and state of slots, in `into` if given, else in new arrays."""
 
     def __call__(self, slots: np.ndarray, into: Values | None = None) -> Values: ...
 
 
 @numba.njit(nogil=True, cache=True)
-def _note_changes(flags, slots, early):  # type: ignore[no-untyped-def]
-    """All are touched.  Those that a cut still has to copy go to `early`; returns how many."""
+def _note_changes(flags, slots, uncopied):  # type: ignore[no-untyped-def]
+    """Flags all slots as touched.  `uncopied` gets those that a snapshot still has to copy; returns how many."""
     count = 0
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
             prefetch_to_write(flags, np.uint64(slots[i + _AHEAD]))
         if flags[slots[i]] & (PENDING | COPYING):
-            early[count] = slots[i]
+            uncopied[count] = slots[i]
             count += 1
         flags[slots[i]] = TOUCHED
     return count
@@ -49,7 +49,7 @@ def _note_changes(flags, slots, early):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _begin(flags, used):  # type: ignore[no-untyped-def]
-    """What was touched is to be copied; returns how many."""
+    """Makes touched slots pending; returns how many."""
     count = 0
     for slot in range(used):
         if flags[slot] & TOUCHED:
@@ -60,7 +60,7 @@ def _begin(flags, used):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _take(flags, at, used, slots):  # type: ignore[no-untyped-def]
-    """The next slots to copy, from `at` on; returns how many, and where to go on."""
+    """The next pending slots from `at` on; returns how many, and where to continue."""
     count = 0
     while at < used and count < slots.shape[0]:
         if flags[at] & PENDING:
@@ -73,7 +73,7 @@ def _take(flags, at, used, slots):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _keep_unchanged(flags, slots, places):  # type: ignore[no-untyped-def]
-    """Places in `slots` of those that nobody has changed while they were copied; returns how many."""
+    """Places in `slots` of rows that did not change while they were copied; returns how many."""
     count = 0
     for i in range(slots.shape[0]):
         if flags[slots[i]] & COPYING:
@@ -85,7 +85,7 @@ def _keep_unchanged(flags, slots, places):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _close_gaps(places, tables, keys, values, state):  # type: ignore[no-untyped-def]
-    """Rows at `places`, which ascend, become the first ones."""
+    """Moves the rows at `places` (ascending) to the front."""
     for i in range(places.shape[0]):
         place = places[i]
         if place != i:
@@ -113,12 +113,14 @@ class Rows:
         return Rows(self.tables[which], self.keys[which], self.values[which], self.state[which])
 
 
-class _Room:
-    """Memory as columns of rows, filled from the front.  It is used again and again: fresh memory would cost more than all the
-    copying (docs/log.md)."""
+class _RowBlock:
+    """Memory as columns of rows, filled from the front.
+
+    It is reused for every shard: fresh memory would cost more than all the copying (docs/log.md).
+    """
 
     def __init__(self, memory: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
-        """`values` and `state`: of no rows, for their widths and types."""
+        """`values` and `state` have no rows; they give widths and types."""
         columns = [
             (np.dtype(np.int64), ()),
             *((a.dtype, a.shape[1:]) for a in (values, state)),
@@ -126,7 +128,7 @@ class _Room:
         ]
         widths = [kind.itemsize * int(np.prod(shape)) for kind, shape in columns]
         self.capacity = len(memory) // sum(widths)
-        assert self.capacity, "no room for a single row"
+        assert self.capacity, "the memory does not hold a single row"
         made, at = [], 0
         for (kind, shape), width in zip(columns, widths):
             made.append(memory[at : at + self.capacity * width].view(kind).reshape(self.capacity, *shape))
@@ -139,11 +141,11 @@ class _Room:
         return self._all[: self.filled]
 
     def free(self, most: int) -> Rows:
-        """What may be filled next."""
+        """Up to `most` rows to fill next."""
         return self._all[self.filled : min(self.filled + most, self.capacity)]
 
     def add(self, rows: Rows) -> Rows:
-        """Copies as many as there is room for; returns the others."""
+        """Copies as many rows as fit; returns the others."""
         target = self.free(len(rows))
         count = len(target)
         target.tables[:], target.keys[:] = rows.tables[:count], rows.keys[:count]
@@ -153,40 +155,42 @@ class _Room:
 
 
 class Changes:
-    """Which rows of a store have changed since the last cut.  `changing` and `removing` are called by whoever changes the store,
-    before it does and one at a time; `cut` between two batches, when nobody changes anything.
+    """Tracks which rows of a store changed since the last snapshot.
+
+    The thread that changes the store calls `before_write` and `before_remove` first, one call at a time.  `snapshot` is
+    called between two batches, when nothing changes.
     """
 
     def __init__(self, index: HashIndex, copy: Read) -> None:
-        """`copy`: values and state of slots, called from within `changing`."""
+        """`copy`: reads slots; called from within `before_write`."""
         self.index = index
         self._copy = copy
         self.flags = Slab(np.uint8, ())
         self._removed: list[tuple[np.ndarray, np.ndarray]] = []
-        self._cut: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self.lock = threading.Lock()
 
-    def changing(self, slots: np.ndarray) -> None:
-        """These rows are about to be changed, or born."""
-        early = np.empty(len(slots), np.int64)
+    def before_write(self, slots: np.ndarray) -> None:
+        """These rows are about to be changed or created: copies those that the snapshot has not copied yet."""
+        uncopied = np.empty(len(slots), np.int64)
         with self.lock:
-            count = _note_changes(self.flags.rows, slots, early)
+            count = _note_changes(self.flags.rows, slots, uncopied)
             if count:
-                assert self._cut is not None, "rows are pending and there is no cut"
-                slots = early[:count]
+                assert self._snapshot is not None, "rows are pending without a snapshot"
+                slots = uncopied[:count]
                 names = self.index.slot_tables.rows[slots], self.index.slot_keys.rows[slots]
-                self._cut.set_aside(Rows(*names, *self._copy(slots)))
+                self._snapshot.keep_copies(Rows(*names, *self._copy(slots)))
 
-    def removing(self, tables: np.ndarray, keys: np.ndarray, slots: np.ndarray) -> None:
-        """These rows, of these keys, are about to go."""
-        self.changing(slots)
+    def before_remove(self, tables: np.ndarray, keys: np.ndarray, slots: np.ndarray) -> None:
+        """The rows of these keys, in these slots, are about to be removed."""
+        self.before_write(slots)
         with self.lock:
             self.flags.rows[slots] = 0
             self._removed.append((tables.copy(), keys.copy()))
 
-    def cut(self, read: Read, full: bool) -> Snapshot:
-        """All rows as they are now, or those that changed since the last cut.  `read` is called by any thread."""
-        assert self._cut is None or self._cut.over, "one cut at a time"
+    def snapshot(self, read: Read, full: bool) -> Snapshot:
+        """A snapshot of all rows, or of those that changed since the last one.  Any thread may call `read`."""
+        assert self._snapshot is None or self._snapshot.over, "one snapshot at a time"
         used = self.index.slots_used
         flags = self.flags.rows
         with self.lock:
@@ -197,12 +201,12 @@ class Changes:
             else:
                 count = _begin(flags, used)
             removed, self._removed = self._removed, []
-            self._cut = Snapshot(self, read, used, count, [] if full else removed)
-        return self._cut
+            self._snapshot = Snapshot(self, read, used, count, [] if full else removed)
+        return self._snapshot
 
 
 class Snapshot:
-    """The rows of one moment.  One thread, any, goes through `shards` once, to the end."""
+    """The rows of one moment.  One thread iterates over `shards` once, to the end."""
 
     def __init__(
         self,
@@ -216,27 +220,28 @@ class Snapshot:
         self._read = read
         self._used = used
         self.count = count
-        """Rows that it has."""
+        """Rows in the snapshot."""
         nothing = (np.empty(0, np.uint16), np.empty(0, np.int64))
         self.removed_tables, self.removed_keys = (np.concatenate(parts) for parts in zip(nothing, *removed))
-        """Keys that went since the last cut; some may have come back since and are among the rows."""
-        self._aside: list[Rows] = []
+        """Keys removed since the last snapshot.  A key that has come back since is among the rows too."""
+        self._copies: list[Rows] = []
         self.over = False
 
-    def set_aside(self, rows: Rows) -> None:
-        self._aside.append(rows)
+    def keep_copies(self, rows: Rows) -> None:
+        """Takes copies of rows that training is about to change (copy-on-write).  Under the lock of `Changes`."""
+        self._copies.append(rows)
 
     def shards(self, memory: np.ndarray, part: int) -> Iterator[Rows]:
-        """All rows, as many at a time as fit into `memory`, where they are until the next ones are asked for.
+        """Yields all rows, as many at a time as fit into `memory`, which the next shard overwrites.
 
-        `part`: so many are copied before it is seen which of them training has changed meanwhile; those it has set aside.
+        `part`: rows copied between two checks for changes.  Rows that training changed meanwhile come from its copies.
         """
         at, given = 0, 0
         slots = np.empty(part, np.int64)
         index, flags, lock = self._changes.index, self._changes.flags.rows, self._changes.lock
-        room = _Room(memory, *self._read(slots[:0]))
+        block = _RowBlock(memory, *self._read(slots[:0]))
         while not self.over:
-            target = room.free(part)
+            target = block.free(part)
             with lock:
                 count, at = _take(flags, at, self._used, slots[: len(target)])
             rows, taken = target[:count], slots[:count]
@@ -245,24 +250,24 @@ class Snapshot:
             with lock:
                 places = np.empty(count, np.int64)
                 kept = places[: _keep_unchanged(flags, taken, places)]
-                aside, self._aside = self._aside, []
+                copies, self._copies = self._copies, []
                 self.over = at == self._used
             _close_gaps(kept, rows.tables, rows.keys, rows.values, rows.state)
-            room.filled += len(kept)
-            for rest in aside:
-                while len(rest := room.add(rest)):
-                    given += room.filled
-                    yield room.rows
-                    room.filled = 0
-            if room.filled == room.capacity or (self.over and room.filled):
-                given += room.filled
-                yield room.rows
-                room.filled = 0
+            block.filled += len(kept)
+            for rest in copies:
+                while len(rest := block.add(rest)):
+                    given += block.filled
+                    yield block.rows
+                    block.filled = 0
+            if block.filled == block.capacity or (self.over and block.filled):
+                given += block.filled
+                yield block.rows
+                block.filled = 0
         assert given == self.count, f"{given} rows copied of {self.count}"
 
     def abandon(self) -> None:
-        """Nobody will go on with it: training no longer sets rows aside."""
+        """Ends the snapshot early: training stops copying rows for it."""
         with self._changes.lock:
             flags = self._changes.flags.rows[: self._used]
             np.bitwise_and(flags, TOUCHED, out=flags)
-            self._aside, self.over = [], True
+            self._copies, self.over = [], True

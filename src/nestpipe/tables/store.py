@@ -1,4 +1,4 @@
-"""The row store of one worker's shard of a table group, in DRAM; and the choice of a store."""
+"""The row store of one worker's shard of a table group, in DRAM; and the choice between stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nestpipe.tables.snapshot import Values
 
 
 def make_store(group: TableGroup, seed: int, rank: int, tier: DiskTier | None) -> KeyedRows:
-    """The store of a worker's shard of a group: all in DRAM, or with a disk under it.  Both give the same bits."""
+    """The store of a worker's shard of a group: in DRAM, or with a disk tier.  Both give the same bits."""
     return RowStore(group, seed) if tier is None else TieredRowStore(group, seed, rank, tier)
 
 
@@ -55,19 +55,19 @@ class RowStore(KeyedRows):
         slots = self.index.settle(keys, tables, found)
         self.values.reserve(self.index.slots_used)
         if self._changes is not None:
-            self._changes.changing(slots)
+            self._changes.before_write(slots)
         kernels.scatter(values, slots, self.values.rows)
         if state.shape[1]:
             kernels.scatter(state, slots, self.state.rows)
 
     def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
-        self._note_removal(tables, keys)
+        self._before_remove(tables, keys)
         slots = self.index.delete(keys, tables)
-        self.state.rows[slots] = 0  # nobody is there: a sweep must see it
+        self.state.rows[slots] = 0  # frequency 0 tells a sweep that the slot is empty
 
     @property
-    def life(self) -> np.ndarray:
-        return self.group.life_in(self.state.rows)
+    def usage(self) -> np.ndarray:
+        return self.group.eviction_columns(self.state.rows)
 
     def read(self, slots: np.ndarray, into: Values | None = None) -> Values:
         values, state = into or self._new(len(slots))
@@ -82,10 +82,10 @@ class RowStore(KeyedRows):
         used = self.index.slots_used
         width = self.group.dim + self.group.state_width
         rows = used * width * self.group.dtype.itemsize
-        return rows + self.index.nbytes() + (self.sightings.nbytes() if self.sightings is not None else 0)
+        return rows + self.index.nbytes() + (self.frequencies.nbytes() if self.frequencies is not None else 0)
 
     def overhead_per_row(self) -> float:
         return self.index.nbytes() / max(1, len(self))
 
     def close(self) -> None:
-        """Nothing to do: memory goes with the object."""
+        """Does nothing: the memory is freed with the object."""

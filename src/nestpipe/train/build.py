@@ -104,7 +104,7 @@ def make_pipeline(
 def build_model(recipe: Recipe, source: Source) -> nn.Module:
     """The recipe's model.  Its dense parameters depend on the seed alone."""
     torch.manual_seed(recipe.train.seed)
-    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.life())
+    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.eviction())
     model = make_model(recipe.model, source, tables)
     return model.double() if recipe.dense.dtype == "float64" else model
 

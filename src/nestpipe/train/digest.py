@@ -25,7 +25,7 @@ def digest(pipeline: TrainPipeline) -> str:
     tables = [(t.name, number, store) for store in pipeline.stores for number, t in enumerate(store.group.tables)]
     for name, number, store in sorted(tables, key=lambda table: table[0]):
         group = store.group
-        lives = group.life is not None
+        lives = group.eviction is not None  # "lives" and "life": the words of the digest's layout, which is fixed
         sha.update(
             (b"table that lives\0" if lives else b"table\0") + name.encode() + b"\0" + group.dtype.name.encode() + b"\0"
         )
@@ -40,13 +40,13 @@ def digest(pipeline: TrainPipeline) -> str:
             if group.optimizer_width:
                 packed["state"] = state[:, : group.optimizer_width]
             if lives:
-                packed["life"] = group.life_in(state)
+                packed["life"] = group.eviction_columns(state)
             sha.update(packed.tobytes())
             rows += len(keys)
         sha.update(np.array([rows], "<u8").tobytes())
         if lives:
             waiting = 0
-            frequencies = store.sightings
+            frequencies = store.frequencies
             for keys, life, _ in walk(pipeline.world, frequencies, number) if frequencies is not None else ():
                 sha.update(np.column_stack([keys, life]).astype("<i8").tobytes())
                 waiting += len(keys)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.pipeline import TrainPipeline
-from nestpipe.tables.eviction.frequency import Sightings
+from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.train.build import make_pipeline, open_source, train_stream
 from nestpipe.train.digest import dense_state
 
@@ -29,7 +29,7 @@ class Difference:
     """The first place at which two runs differ."""
 
     what: str
-    """rows, state, life, waiting, evicted, dense or losses."""
+    """rows, state, usage, waiting, evicted, dense or losses."""
     table: str | None
     """Or the name of the dense tensor."""
     key: int | None
@@ -40,7 +40,7 @@ class Difference:
 
     def __str__(self) -> str:
         place = f"step {self.step}"
-        if self.what in ("rows", "state", "life", "waiting", "evicted"):
+        if self.what in ("rows", "state", "usage", "waiting", "evicted"):
             place = f"{self.what} of key {self.key} in table {self.table!r} after {self.step} steps"
         elif self.what == "dense":
             place = f"dense tensor {self.table!r} after {self.step} steps"
@@ -95,7 +95,7 @@ def verify(
 
 
 def _with(recipe: Recipe, schedule: str) -> Recipe:
-    return replace(recipe, pipeline=replace(recipe.pipeline, schedule=schedule))
+    return replace(recipe, pipeline=recipe.pipeline.changed(schedule=schedule))
 
 
 def _run(recipe: Recipe, steps: int, world: World, tell: Callable[[float], None], check_staleness: bool = False) -> Run:
@@ -125,7 +125,7 @@ def _first_difference(serial: Run, other: Run, world: World) -> Difference | Non
     everyone: list[Difference | None] = [None] * world.size
     dist.all_gather_object(everyone, mine, group=world.groups["metrics"])
     found = [d for d in everyone if d is not None]
-    order = {"losses": 0, "rows": 1, "state": 2, "life": 3, "waiting": 4, "evicted": 5, "dense": 6}
+    order = {"losses": 0, "rows": 1, "state": 2, "usage": 3, "waiting": 4, "evicted": 5, "dense": 6}
     return min(found, key=lambda d: (order[d.what], d.step, d.table or "", d.key or 0)) if found else None
 
 
@@ -157,22 +157,22 @@ def _row_difference(serial: Run, other: Run) -> Difference | None:
                 b.read(b_slots[at : at + CHUNK]),
             )
             pairs = [("rows", a_values, b_values), ("state", a_state[:, :width], b_state[:, :width])]
-            if a.group.life is not None:
-                left, right = (a.group.life_in(state).astype(np.float64) for state in (a_state, b_state))
-                pairs.append(("life", left, right))
+            if a.group.eviction is not None:
+                left, right = (a.group.eviction_columns(state).astype(np.float64) for state in (a_state, b_state))
+                pairs.append(("usage", left, right))
             for what, left, right in pairs:
                 found = _unequal(left, right)
                 if found is not None:
                     i, j = found
                     return Difference(what, name, int(a_keys[at + i]), steps, float(left[i, j]), float(right[i, j]))
-        if a.sightings is not None and b.sightings is not None:
-            waiting = _waiting_difference(a.sightings, b.sightings, number, name, steps)
+        if a.frequencies is not None and b.frequencies is not None:
+            waiting = _waiting_difference(a.frequencies, b.frequencies, number, name, steps)
             if waiting is not None:
                 return waiting
     return None
 
 
-def _waiting_difference(a: Sightings, b: Sightings, number: int, name: str, steps: int) -> Difference | None:
+def _waiting_difference(a: FrequencyTable, b: FrequencyTable, number: int, name: str, steps: int) -> Difference | None:
     """In what is known of keys that have no row yet."""
     (a_keys, a_slots), (b_keys, b_slots) = a.rows_of(number), b.rows_of(number)
     if not np.array_equal(a_keys, b_keys):

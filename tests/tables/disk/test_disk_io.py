@@ -45,7 +45,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 
 def test_bytes_arrive_where_they_should(io: Ring | Preads, memory: np.ndarray, file: int) -> None:
-    """Promise: thousands of writes and reads in any order, more than fit in flight, each move their own bytes."""
+    """Promise: thousands of writes and reads in any order, more than can be in flight, each move the right bytes."""
     rng = np.random.default_rng(0)
     content = rng.integers(0, 256, (SECTORS, SECTOR), np.uint8)
     memory[:] = content.reshape(-1)
@@ -59,12 +59,12 @@ def test_bytes_arrive_where_they_should(io: Ring | Preads, memory: np.ndarray, f
 
 
 def test_each_failure_has_its_own_result(io: Ring | Preads, memory: np.ndarray, file: int) -> None:
-    """Promise: a read at the end comes back short, a bad one with its error, and the others are not disturbed."""
+    """Promise: a read at the end is short, a bad one returns its error, and the others succeed."""
     os.truncate(file, 10 * SECTOR)
     offsets = np.array([0, 9, 10, 2, 1]) * SECTOR
     lengths = np.array([SECTOR, 2 * SECTOR, SECTOR, SECTOR, SECTOR])
     places = np.arange(5) * 2 * SECTOR
-    places[3] = 1 << 50  # not in our memory
+    places[3] = 1 << 50  # not in the memory
     results = io.transfer(False, file, offsets, lengths, places)
     assert results.tolist() == [SECTOR, SECTOR, 0, -errno.EFAULT, SECTOR]
     closed = np.full(2, -errno.EBADF)
@@ -72,6 +72,6 @@ def test_each_failure_has_its_own_result(io: Ring | Preads, memory: np.ndarray, 
 
 
 def test_nothing_to_move(io: Ring | Preads, file: int) -> None:
-    """Promise: an empty bulk is no special case for callers."""
+    """Promise: an empty transfer is no special case for callers."""
     none = np.empty(0, np.int64)
     assert len(io.transfer(False, file, none, none, none)) == 0

@@ -1,4 +1,4 @@
-"""The log and the clock under the disk tier, by themselves."""
+"""The log of the disk tier on its own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def read(log: DiskLog, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return values
 
 
-def test_a_write_that_never_arrived_is_noticed(tmp_path: Path) -> None:
-    """Promise: an older record of the same row in the same place is not taken for the newer one."""
+def test_a_lost_write_is_detected(tmp_path: Path) -> None:
+    """Promise: an older record of the same row in the same place is not accepted as the newer one."""
     log = log_in(tmp_path)
     rows = np.arange(log.per_segment)
     first = write(log, rows, 0)
@@ -52,8 +52,8 @@ def test_a_write_that_never_arrived_is_noticed(tmp_path: Path) -> None:
     os.close(old)
 
 
-def test_an_older_record_from_elsewhere_is_noticed(tmp_path: Path) -> None:
-    """Promise: a valid record of the right row, but from where the row was before, is not taken for it."""
+def test_an_older_record_from_another_place_is_detected(tmp_path: Path) -> None:
+    """Promise: a valid record of the right row from its previous place is not accepted."""
     log = log_in(tmp_path)
     rows = np.arange(10)
     old, new = write(log, rows, 0), write(log, rows, 1)
@@ -71,8 +71,8 @@ def open_again(log: DiskLog) -> int:
     return os.open(f"/proc/self/fd/{log.file.fd}", os.O_RDWR)
 
 
-def test_a_place_never_written_is_noticed(tmp_path: Path) -> None:
-    """Promise: zeros are not a record, not even of row 0."""
+def test_a_place_that_was_never_written_is_detected(tmp_path: Path) -> None:
+    """Promise: zeros are not a valid record, not even of row 0."""
     log = log_in(tmp_path)
     write(log, np.arange(1), 0)
     with pytest.raises(DiskTierError, match="checksum"):
@@ -80,7 +80,7 @@ def test_a_place_never_written_is_noticed(tmp_path: Path) -> None:
 
 
 def test_places_may_repeat_and_come_in_any_order(tmp_path: Path) -> None:
-    """Promise: reads are for whatever places are asked for, wherever they lie."""
+    """Promise: a read may ask for any places, in any order, more than once."""
     log = log_in(tmp_path)
     rows = np.arange(1000)
     places = write(log, rows, 0)

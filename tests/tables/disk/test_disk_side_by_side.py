@@ -1,4 +1,4 @@
-"""The disk tier read by one thread while another writes: rows move under the read, and it still finds the right bits."""
+"""The disk tier, read by one thread while another writes: rows move, and the read gets the right bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ PATIENCE = 20.0
 
 @contextmanager
 def read_begins_and_waits(store: TieredRowStore, until: threading.Event) -> Iterator[threading.Event]:
-    """Every read of the store stands still between the look at where its rows are and the disk.  Gives what tells of that."""
+    """Every read of the store stops between looking up its places and reading them.
+
+    Yields an event that is set then.
+    """
     reading, transfer = threading.Event(), store.disk._reading._io.transfer
 
     def waiting(*arguments: object) -> np.ndarray:
@@ -49,9 +52,9 @@ def changed(rng: np.random.Generator, values: np.ndarray, state: np.ndarray) -> 
 def run_side_by_side(
     store: TieredRowStore, twin: RowStore, rng: np.random.Generator, steps: int, size: int, keys: int, writes: int
 ) -> None:
-    """In each step batches are written while another, without the rows that it shares with them, is retrieved.
+    """In each step, writes batches while another batch, without the rows that it shares with them, is retrieved.
 
-    The retrieve knows where its rows are before the first write begins, and reads them after the last one has ended.
+    The retrieve looks up its places before the first write begins and reads them after the last one has ended.
     """
     for _ in range(steps):
         batches: list[Batch] = [batch_of(rng, size, keys) for _ in range(writes)]
@@ -92,7 +95,7 @@ def run_side_by_side(
 def test_a_read_finds_its_rows_however_much_is_written_meanwhile(
     tmp_path: Path, seed: int, dram_rows: int, keys: int, size: int, writes: int, dim: int, io: str
 ) -> None:
-    """Promise: evictions, cleaning and new use of segments never reach what a read that has begun is going to read."""
+    """Promise: moves, cleaning and reuse of segments never touch what a read that has begun will read."""
     group = group_of(dim)
     twin, store = RowStore(group, 7), tiered(tmp_path, dram_rows, group, io)
     run_side_by_side(store, twin, np.random.default_rng(seed), 12, size, keys, writes)
@@ -100,8 +103,8 @@ def test_a_read_finds_its_rows_however_much_is_written_meanwhile(
     store.close()
 
 
-def test_rows_are_moved_and_segments_used_again_meanwhile(tmp_path: Path) -> None:
-    """What the test above relies on happens: cleaning, and a file that does not simply grow."""
+def test_rows_are_moved_and_segments_reused_meanwhile(tmp_path: Path) -> None:
+    """What the test above relies on happens: segments are cleaned and reused."""
     twin, store = RowStore(group_of(), 7), tiered(tmp_path, 20)
     run_side_by_side(store, twin, np.random.default_rng(0), 150, 300, 600, 2)
     log = store.disk
@@ -110,17 +113,17 @@ def test_rows_are_moved_and_segments_used_again_meanwhile(tmp_path: Path) -> Non
     assert_same(twin, store)
 
 
-def test_without_limbo_a_read_finds_what_was_written_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above can fail: with segments used again at once, they do, and the checksum says so."""
-    monkeypatch.setattr(RetiredSegments, "put", lambda limbo, segment: limbo._waiting.append((0, segment)))
+def test_a_read_fails_if_retired_segments_are_reused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail: if retired segments are reused at once, the checksum reports it."""
+    monkeypatch.setattr(RetiredSegments, "retire", lambda retired, segment: retired._waiting.append((0, segment)))
     with pytest.raises(DiskTierError, match="checksum"):
         run_side_by_side(tiered(tmp_path, 20), RowStore(group_of(), 7), np.random.default_rng(0), 150, 300, 600, 2)
 
 
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), io=st.sampled_from(IOS))
-def test_two_threads_that_wait_for_nothing(tmp_path: Path, seed: int, io: str) -> None:
-    """Promise: as above, wherever the two happen to meet."""
+def test_two_threads_that_never_wait(tmp_path: Path, seed: int, io: str) -> None:
+    """Promise: as above, however the two threads interleave."""
     group = group_of()
     rng = np.random.default_rng(seed)
     twin, store = RowStore(group, 7), tiered(tmp_path, 50, group, io)
@@ -157,7 +160,7 @@ def test_two_threads_that_wait_for_nothing(tmp_path: Path, seed: int, io: str) -
 
 
 def test_a_row_that_is_being_written_for_the_first_time_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: a key that has its number but no row yet gets its first value, not whatever was in the buffer."""
+    """Promise: a key in the index whose first row is still being written gets its first value."""
     twin, store = RowStore(group_of(), 7), tiered(tmp_path, 5)
     fill(store, 100)
     keys, tables = np.arange(500, 600), np.zeros(100, np.uint16)
@@ -179,7 +182,7 @@ def test_a_row_that_is_being_written_for_the_first_time_is_new(tmp_path: Path, m
 
 
 def test_on_a_full_disk_a_write_waits_for_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: segments that a read keeps from being used are waited for before a disk is called full."""
+    """Promise: before a disk counts as full, the writer waits for the read that uses retired segments."""
     twin, store = RowStore(group_of(), 7), tiered(tmp_path, 5)
     rng = np.random.default_rng(2)
     keys, tables = np.arange(2000), np.zeros(2000, np.uint16)
@@ -187,18 +190,18 @@ def test_on_a_full_disk_a_write_waits_for_the_read(tmp_path: Path, monkeypatch: 
     for one in (twin, store):
         one.writeback(tables, keys, *new)
     waited: list[int] = []
-    go_on = threading.Event()
+    full_disk = threading.Event()
 
     def full(by: int, least: int) -> int:
-        waited.append(len(store.disk._limbo))
-        go_on.set()
-        raise DiskTierError("no room")
+        waited.append(len(store.disk._retired))
+        full_disk.set()
+        raise DiskTierError("no space")
 
-    with read_begins_and_waits(store, go_on) as reading, ThreadPoolExecutor(1) as pool:
+    with read_begins_and_waits(store, full_disk) as reading, ThreadPoolExecutor(1) as pool:
         read = pool.submit(retrieved, store, tables[:50], keys[:50])
         assert reading.wait(PATIENCE)
         again = changed(rng, *new)
-        store.writeback(tables, keys, *again)  # while the read runs, what it leaves is in limbo
+        store.writeback(tables, keys, *again)  # the segments that it empties are retired while the read runs
         third = changed(rng, *again)
         monkeypatch.setattr(store.disk.file, "grow", full)
         store.writeback(tables, keys, *third)
@@ -208,19 +211,19 @@ def test_on_a_full_disk_a_write_waits_for_the_read(tmp_path: Path, monkeypatch: 
     assert_same(twin, store)
 
 
-def test_limbo_keeps_what_a_read_may_know() -> None:
-    """Promise: a segment comes back when all reads that began before it was left are over, and not before."""
-    limbo = RetiredSegments()
-    limbo.put(1)
-    assert limbo.take() == [1]
-    limbo.begin()
-    limbo.put(2)
-    limbo.put(3)
-    assert limbo.take() == [] and len(limbo) == 2
-    limbo.end()
-    limbo.begin()
-    limbo.put(4)
-    assert limbo.take() == [2, 3] and len(limbo) == 1
-    limbo.end()
-    limbo.wait()
-    assert limbo.take() == [4]
+def test_a_retired_segment_waits_for_reads_that_may_use_it() -> None:
+    """Promise: a segment can be reclaimed once all reads that began before it was retired have ended."""
+    retired = RetiredSegments()
+    retired.retire(1)
+    assert retired.reclaim() == [1]
+    retired.begin_read()
+    retired.retire(2)
+    retired.retire(3)
+    assert retired.reclaim() == [] and len(retired) == 2
+    retired.end_read()
+    retired.begin_read()
+    retired.retire(4)
+    assert retired.reclaim() == [2, 3] and len(retired) == 1
+    retired.end_read()
+    retired.wait_for_read()
+    assert retired.reclaim() == [4]

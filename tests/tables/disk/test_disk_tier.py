@@ -1,4 +1,4 @@
-"""The disk tier: bit for bit as the store in DRAM, whatever the budget; and one line for whatever a disk can do to it."""
+"""The disk tier: bit-equal to the store in DRAM, whatever the budget, and one-line errors for every disk fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nestpipe.tables.disk import log as disk_log
 from nestpipe.tables.disk.file import DiskTierError
 from nestpipe.tables.disk.native import move_bytes
 from nestpipe.tables.disk.preads import Preads
-from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore, rehearse
+from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore, warm_up_disk
 from nestpipe.tables.group import TableGroup, group_tables
 from nestpipe.tables.keyed import KeyedRows
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
@@ -57,7 +57,7 @@ def group_of(dim: int = 8, dtype: str = "float32", optimizer: SparseOptimizer | 
 
 
 def tiered(path: Path, dram_rows: int, group: TableGroup | None = None, io: str = "auto") -> TieredRowStore:
-    """A store with segments of one block, so that small tests fill, clean and use again many of them."""
+    """A store with segments of one block, so that small tests fill, clean and reuse many of them."""
     return TieredRowStore(group or group_of(), 7, 0, DiskTier(str(path), dram_rows), io, segment_bytes=4096)
 
 
@@ -77,7 +77,7 @@ def retrieved(store: KeyedRows, tables: np.ndarray, keys: np.ndarray) -> tuple[n
 
 
 def train(stores: list[KeyedRows], rng: np.random.Generator, size: int, keys: int) -> None:
-    """One step on each: what they read is the same bits, then all get the same new rows."""
+    """One step on each store: all must read the same bits, then all get the same new rows."""
     tables, batch = batch_of(rng, size, keys)
     read = [retrieved(store, tables, batch) for store in stores]
     for values, state in read[1:]:
@@ -126,7 +126,7 @@ def test_random_batches_give_the_bits_of_the_store_in_dram(
     tmp_path: Path, seed: int, dram_rows: int, keys: int, size: int, dim: int, dtype: str,
     optimizer: SparseOptimizer, io: str, align: int,
 ) -> None:  # fmt: skip
-    """Promise: values, state, new rows and the order of a walk do not depend on where rows lie (batch above budget included)."""
+    """Promise: values, state, new rows and walk order do not depend on where rows are, whatever the budget."""
     group = group_of(dim, dtype, optimizer)
     rng = np.random.default_rng(seed)
     twin, store = RowStore(group, 7), tiered(tmp_path, dram_rows, group, io)
@@ -138,8 +138,8 @@ def test_random_batches_give_the_bits_of_the_store_in_dram(
 
 
 @pytest.mark.parametrize("io", IOS)
-def test_a_long_run_clears_dead_records_away(tmp_path: Path, io: str) -> None:
-    """Promise: the file stays near the size of what lives in it, and rows that cleaning moves keep their bits."""
+def test_a_long_run_cleans_dead_records(tmp_path: Path, io: str) -> None:
+    """Promise: the file stays near the size of its live records, and rows that cleaning moves keep their bits."""
     twin, store = RowStore(group_of(), 7), tiered(tmp_path, 100, io=io)
     rng = np.random.default_rng(1)
     for _ in range(300):
@@ -165,9 +165,10 @@ def test_lookups_change_nothing(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
-def test_what_is_skipped_is_not_touched_and_can_be_written_back(
+def test_skipped_rows_are_not_touched_and_can_be_written_back(
     tmp_path: Path, seed: int, share: float, on_disk: bool
 ) -> None:
+    """Promise: `retrieve` leaves skipped rows alone, and its result serves `writeback` for them too."""
     rng = np.random.default_rng(seed)
     group = group_of()
     store: KeyedRows = tiered(tmp_path, 16, group) if on_disk else RowStore(group, 7)
@@ -188,7 +189,7 @@ def test_what_is_skipped_is_not_touched_and_can_be_written_back(
 
 
 def test_a_row_is_in_dram_or_on_disk(tmp_path: Path) -> None:
-    """Promise: the budget is kept, and every row has exactly one home that no other row has."""
+    """Promise: the budget is kept, and every row is in exactly one place, which no other row has."""
     store = tiered(tmp_path, 50)
     rng = np.random.default_rng(5)
     for _ in range(50):
@@ -200,7 +201,7 @@ def test_a_row_is_in_dram_or_on_disk(tmp_path: Path) -> None:
 
 
 def test_hot_rows_stay_in_dram(tmp_path: Path) -> None:
-    """Promise: rows that every batch uses are not driven out by rows that are used once."""
+    """Promise: rows that every batch uses are not replaced by rows that are used once."""
     store = tiered(tmp_path, 100)
     hot = np.arange(40)
     for step in range(30):
@@ -231,29 +232,31 @@ def test_records_larger_than_a_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [("float32", 5), ("float64", 5), ("float64", 1000)])
-def test_a_rehearsal_compiles_all(tmp_path: Path, dtype: str, dim: int) -> None:
-    """Promise: after `rehearse`, training meets no kernel that is not compiled; nothing is left of it."""
+def test_warm_up_compiles_all_kernels(tmp_path: Path, dtype: str, dim: int) -> None:
+    """Promise: after `warm_up_disk`, training compiles no kernel, and no file is left."""
     group = group_of(dim, dtype, Adam())
-    rehearse(group, DiskTier(str(tmp_path), 10))
+    warm_up_disk(group, DiskTier(str(tmp_path), 10))
     compiled = sum(len(kernel.signatures) for kernel in KERNELS)
     assert all(kernel.signatures for kernel in KERNELS)
     store = tiered(tmp_path, 20, group)
     rng = np.random.default_rng(0)
     for _ in range(30):
         train([store], rng, 50, 200)
-    assert store.disk.rows_moved > 0 or store.disk.per_segment == 1  # single records die whole
+    assert (
+        store.disk.rows_moved > 0 or store.disk.per_segment == 1
+    )  # with one record per segment there is nothing to clean
     assert sum(len(kernel.signatures) for kernel in KERNELS) == compiled
     assert list(tmp_path.iterdir()) == []
 
 
 def test_make_store_chooses(tmp_path: Path) -> None:
-    """Promise: no tier, all in DRAM; a tier, a disk under it."""
+    """Promise: without a tier all rows are in DRAM; with one, some are on disk."""
     assert isinstance(make_store(group_of(), 0, 0, None), RowStore)
     assert isinstance(make_store(group_of(), 0, 0, DiskTier(str(tmp_path), 5)), TieredRowStore)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Promise: the file has no name while it is used, so that not even a killed run leaves it on the disk."""
+    """Promise: the file has no name while it is used, so not even a killed run leaves it on the disk."""
     store = tiered(tmp_path, 10)
     fill(store, 200)
     assert list(tmp_path.iterdir()) == []
@@ -266,7 +269,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_io_uring_forbidden_means_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: where the kernel says no to io_uring, the tier works all the same."""
+    """Promise: if the kernel forbids io_uring, the tier falls back to threads."""
 
     def forbidden(*_: object) -> None:
         raise OSError(errno.EPERM, "io_uring_setup: Operation not permitted")
@@ -294,7 +297,7 @@ def only_line(error: pytest.ExceptionInfo[DiskTierError]) -> str:
 
 @contextmanager
 def buffered(store: TieredRowStore) -> Iterator[int]:
-    """The store's file once more, open for bytes at any place; they are on the disk afterwards."""
+    """The store's file, opened again without direct I/O.  Writes are on the disk afterwards."""
     fd = os.open(f"/proc/self/fd/{store.disk.file.fd}", os.O_RDWR)
     yield fd
     os.fsync(fd)
@@ -302,7 +305,7 @@ def buffered(store: TieredRowStore) -> Iterator[int]:
 
 
 def flip(store: TieredRowStore, offset: int) -> None:
-    """One bit of the file."""
+    """Flips one bit of the file."""
     with buffered(store) as file:
         byte = os.pread(file, 1, offset)
         os.pwrite(file, bytes([byte[0] ^ 4]), offset)
@@ -311,7 +314,7 @@ def flip(store: TieredRowStore, offset: int) -> None:
 @pytest.mark.parametrize("at", [0, 9, 16, 30, 47, 50])
 @pytest.mark.parametrize("io", IOS)
 def test_a_flipped_bit_is_named(tmp_path: Path, at: int, io: str) -> None:
-    """Promise: a bit that changed in row number, check, values, state or padding is an error that names file, table and key."""
+    """Promise: a flipped bit anywhere in a record is an error that names file, table and key."""
     store = tiered(tmp_path, 10, io=io)
     fill(store, 210)
     row = 120
@@ -322,12 +325,12 @@ def test_a_flipped_bit_is_named(tmp_path: Path, at: int, io: str) -> None:
         retrieved(store, np.zeros(210, np.uint16), np.arange(210))
     text = only_line(error)
     assert "key 120 of table 'item'" in text and store.disk.file.path in text and "checksum" in text
-    retrieved(store, np.zeros(50, np.uint16), np.arange(50))  # other rows are still there
+    retrieved(store, np.zeros(50, np.uint16), np.arange(50))  # other rows can still be read
 
 
 @pytest.mark.parametrize("at", [0, 20])
 def test_cleaning_notices_a_flipped_bit(tmp_path: Path, at: int) -> None:
-    """Promise: a damaged record is an error when its segment is cleaned, too, not a row that quietly disappears."""
+    """Promise: cleaning a segment with a damaged record is an error; the row does not silently disappear."""
     store = tiered(tmp_path, 10)
     fill(store, 1000)
     place = -store._where.rows[500] - 1
@@ -338,7 +341,7 @@ def test_cleaning_notices_a_flipped_bit(tmp_path: Path, at: int) -> None:
 
 
 def test_a_record_of_another_row_or_another_time_is_noticed(tmp_path: Path) -> None:
-    """Promise: whole and valid records in the wrong place (a lost or misdirected write) are errors."""
+    """Promise: valid records in the wrong place (a lost or misdirected write) are errors."""
     store = tiered(tmp_path, 10)
     fill(store, 1000)
     log = store.disk
@@ -361,7 +364,7 @@ def test_a_record_of_another_row_or_another_time_is_noticed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("io", IOS)
 def test_a_truncated_file_is_named(tmp_path: Path, io: str) -> None:
-    """Promise: a short read is an error that says which row and how many bytes came."""
+    """Promise: a short read is an error that names the row and the number of bytes read."""
     store = tiered(tmp_path, 10, io=io)
     fill(store, 1000)
     os.truncate(store.disk.file.fd, 8192)
@@ -372,7 +375,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, io: str) -> None:
 
 
 def fails_without_a_trace(store: TieredRowStore, twin: RowStore) -> None:
-    """Writes until the disk is full; then the store is as before the last batch and goes on reading."""
+    """Writes until the disk is full.  Then the store is as it was before the last batch, and can still be read."""
     rng = np.random.default_rng(0)
     with pytest.raises(DiskTierError) as error:
         for _ in range(10_000):
@@ -406,12 +409,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("io", IOS)
 def test_a_full_disk_says_what_to_change(small_disk: Path, io: str) -> None:
-    """Promise: a disk that is really full is one line, and the batch that met it left no trace."""
+    """Promise: a full disk is a one-line error, and the batch that met it leaves no trace."""
     fails_without_a_trace(tiered(small_disk, 30, io=io), RowStore(group_of(), 7))
 
 
 def test_a_full_disk_while_growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: as above, where file systems tell when blocks are set aside."""
+    """Promise: as above, on file systems that report a full disk when blocks are allocated."""
     allocate = os.posix_fallocate
 
     def small(fd: int, offset: int, length: int) -> None:
@@ -425,7 +428,7 @@ def test_a_full_disk_while_growing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("writes", range(100, 106))
 def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """Promise: as above, where they tell only when a block is written; a batch of several appends is undone whole."""
+    """Promise: as above, on file systems that report it only when a block is written; a batch is undone as a whole."""
     store = tiered(tmp_path, 30)
     transfer: Callable[..., np.ndarray] = store.disk._writing._io.transfer
     count = 0
@@ -443,7 +446,7 @@ def test_a_full_disk_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_bad_settings_are_named(tmp_path: Path) -> None:
-    """Promise: a setting that cannot work is refused with the name to change."""
+    """Promise: an invalid setting is rejected with the name of the key to change."""
     with pytest.raises(ValueError, match=r"tables\.dram_rows"):
         DiskTier(str(tmp_path), 0)
     with pytest.raises(ValueError, match=r"tables\.disk_path"):
@@ -453,7 +456,7 @@ def test_bad_settings_are_named(tmp_path: Path) -> None:
 
 
 def test_the_log_of_several_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: a batch larger than the staging memory is read in several rounds, with every row in its place."""
+    """Promise: a batch larger than the staging memory is read in several rounds, and every row is right."""
     monkeypatch.setattr(disk_log, "STAGING_BYTES", 8192)
     monkeypatch.setattr(disk_log, "GAP_BYTES", 0)
     store = tiered(tmp_path, 10)

@@ -8,7 +8,7 @@ from nestpipe.tables.disk.hot_rows import HotRows
 
 
 def test_each_slot_is_given_once() -> None:
-    """Promise: slots for new rows are all different and none of those to keep, full or not, whatever the counts."""
+    """Promise: the slots given to new rows are distinct and never among those to keep, full or not."""
     rng = np.random.default_rng(0)
     for capacity in (1, 2, 5, 50):
         hot = HotRows(capacity)
@@ -32,7 +32,7 @@ def test_each_slot_is_given_once() -> None:
 
 
 def test_hot_rows_stay_however_many_cold_ones_pass() -> None:
-    """Promise: rows of every batch are in DRAM before long and stay, among rows that come once."""
+    """Promise: rows that every batch touches soon enter DRAM and stay, among rows that are touched once."""
     hot, where = HotRows(100), {}
     regulars = np.arange(60)
     for step in range(100):
@@ -43,7 +43,7 @@ def test_hot_rows_stay_however_many_cold_ones_pass() -> None:
 
 
 def test_what_was_hot_long_ago_makes_room() -> None:
-    """Promise: when other rows become the ones that every batch touches, they come to be in DRAM."""
+    """Promise: when other rows become hot, they enter DRAM."""
     hot, where = HotRows(100), {}
     for regulars in (np.arange(90), np.arange(500, 590)):
         for step in range(200):
@@ -52,7 +52,7 @@ def test_what_was_hot_long_ago_makes_room() -> None:
 
 
 def _train(hot: HotRows, where: dict[int, int], batch: np.ndarray) -> None:
-    """As a store would: `where` is the slot of each row in DRAM."""
+    """What a store does for a batch; `where` is the slot of each row in DRAM."""
     hits = np.array([where[row] for row in batch.tolist() if row in where], np.int64)
     misses = np.array([row for row in batch.tolist() if row not in where], np.int64)
     places, slots, leaving = hot.choose(misses, hits)

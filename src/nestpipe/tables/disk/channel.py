@@ -1,4 +1,4 @@
-"""A way into a scratch file: a block of DRAM, and the means to move many pieces between it and the file at once."""
+"""Access to a scratch file: a block of DRAM, and bulk transfers between it and the file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from nestpipe.tables.disk.preads import Preads
 from nestpipe.tables.disk.uring import Ring
 
 PIECE = 1 << 18
-"""Long transfers are cut into pieces of this many bytes, so that several are in flight."""
+"""Long transfers are split into pieces of this many bytes, so that several are in flight."""
 
 
 class DiskChannel:
-    """One thread at a time; channels of a file do not wait for each other.
+    """Used by one thread at a time.  Channels of the same file do not wait for each other.
 
-    `memory` is the one block of DRAM that bytes move from and to: io_uring wants to know it beforehand.
+    All bytes move to and from `memory`, one block of DRAM: io_uring registers it in advance.
     """
 
     def __init__(self, file: DiskFile, memory_bytes: int, io: str = "auto") -> None:
@@ -27,12 +27,15 @@ class DiskChannel:
         self.io = self._io.name
 
     def move(self, writing: bool, offsets: np.ndarray, lengths: np.ndarray, spots: np.ndarray) -> np.ndarray:
-        """Moves lengths[i] bytes between offsets[i] of the file and spots[i] of the memory.  Returns as `Ring.transfer`."""
+        """Moves lengths[i] bytes between offsets[i] in the file and spots[i] in memory.
+
+        Returns what `Ring.transfer` does.
+        """
         self._file.check_open()
         return self._io.transfer(writing, self._file.fd, offsets, lengths, spots)
 
     def move_run(self, writing: bool, offset: int, length: int, spot: int) -> None:
-        """Moves one long run of bytes in pieces.  DiskTierError if not all of it arrives."""
+        """Moves one long run of bytes in pieces.  DiskTierError if fewer bytes move."""
         starts = np.arange(0, length, PIECE)
         lengths = np.minimum(PIECE, length - starts)
         moved = self.move(writing, offset + starts, lengths, spot + starts)
@@ -49,7 +52,7 @@ class DiskChannel:
 
 
 def _open_io(io: str, memory: np.ndarray) -> Ring | Preads:
-    """`io`: "io_uring", "threads", or "auto" for the first that works here."""
+    """`io`: "io_uring", "threads", or "auto" for the first of these that works."""
     if io not in ("auto", "io_uring", "threads"):
         raise ValueError(f"io must be auto, io_uring or threads, not {io!r}")
     if io != "threads":

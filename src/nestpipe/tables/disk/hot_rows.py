@@ -1,9 +1,9 @@
-"""Which rows stay in DRAM: those that batches touch most, with old touches counting less and less.
+"""Decides which rows stay in DRAM: those that batches touch most often, with old touches counting less.
 
-Every row has a small count of the batches that touched it, in DRAM or not, which is halved from time to time.  A trained row
-that is not in DRAM has to be written somewhere: it enters only where the coldest of the next few slots is no hotter than it is,
-else it goes back to disk.  So a row of the long tail, touched once, does not push out one that half of all batches touch, and
-a choice costs no list and no sort.
+Every row, in DRAM or not, has a small count of the batches that touched it ("heat"), halved from time to time.  A
+trained row that is not in DRAM enters it only if the coldest of the next few slots is no hotter; otherwise it goes back
+to disk.  So a row of the long tail, touched once, does not replace one that half of all batches touch, and choosing
+needs no list and no sort.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nestpipe.keys.slab import Slab
 
 MOST = 127
 LOOK = 16
-"""Slots of which the coldest has to leave."""
-LIFE = 10
-"""Counts are halved after this many touches per slot of DRAM, and not oftener than in as many batches."""
+"""Slots inspected per choice; the coldest of them may be replaced."""
+HALVE_AFTER = 10
+"""Counts are halved after this many touches per DRAM slot, and at most once in as many batches."""
 _PINNED = np.uint8(0x80)
-_NOBODY = -1
+_EMPTY = -1
 _AHEAD = 16
 
 
 @numba.njit(nogil=True, cache=True)
 def _warm(heat, at, most):  # type: ignore[no-untyped-def]
-    """One touch more for each place."""
+    """Adds one touch to each place."""
     count = at.shape[0]
     for i in range(count):
         if i + _AHEAD < count:
@@ -37,9 +37,10 @@ def _warm(heat, at, most):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _choose(marks, hand, keep, candidates, heat, look, entering, victims):  # type: ignore[no-untyped-def]
-    """For each candidate in turn: the coldest of the next `look` slots that are neither in `keep` nor taken, if it is no hotter.
+    """Gives each candidate in turn the coldest of the next `look` slots, if that is no hotter than the candidate.
 
-    Fills entering and victims with the numbers of those that enter and their slots.  Returns how many, and the new hand.
+    Slots in `keep` and slots already given are passed over.  Fills `entering` with the numbers of candidates that enter
+    and `victims` with their slots.  Returns how many, and the new position of the hand.
     """
     for i in range(keep.shape[0]):
         marks[keep[i]] |= _PINNED
@@ -78,25 +79,26 @@ def _halve(heat, count):  # type: ignore[no-untyped-def]
 
 
 class HotRows:
-    """Slots 0..capacity-1 and the row that each holds.  What it chooses depends on the calls alone, so runs repeat."""
+    """Slots 0..capacity-1 and the row that each holds.  Choices depend on the calls alone, so runs are reproducible."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
         self._rows = np.zeros(capacity, np.int64)
         self._marks = np.zeros(capacity, np.uint8)
-        """Of the slots; `_heat` is that of rows, up to date for those that are not in DRAM."""
+        """Heat by slot, for rows in DRAM.  `_heat` is by row, and up to date only for rows that are not in DRAM."""
         self._heat = Slab(np.uint8, ())
         self._known = 0
         self._hand = 0
         self._touches = 0
         self._left = np.empty(0, np.int64)
-        """Slots whose row is gone, ascending: the next to be filled."""
+        """Slots whose row was removed, ascending.  They are filled first."""
 
     def choose(self, rows: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Places in `rows` (touched, not in DRAM) of those that enter, their slots, and the rows that leave the last of these.
+        """Places in `rows` (touched, not in DRAM) of rows that enter DRAM, their slots, and the rows they replace.
 
-        The slots in `keep` are not chosen.  Whether any row moves is for `fill` to say.
+        The last of the slots hold the rows to replace; the first are empty.  Slots in `keep` are not chosen.
+        Nothing moves until `fill`.
         """
         heat = self._heat.rows
         self._known = max(self._known, int(rows.max(initial=-1)) + 1)
@@ -113,7 +115,7 @@ class HotRows:
         return places, np.concatenate([unused, victims]), self._rows[victims]
 
     def fill(self, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Rows enter the slots that `choose` gave."""
+        """Puts rows into the slots that `choose` gave."""
         if len(self._left):
             self._left = np.setdiff1d(self._left, slots)
         was = slots[slots < self.used]
@@ -124,14 +126,14 @@ class HotRows:
         self.used = min(self.capacity, max(self.used, int(slots.max(initial=-1)) + 1))
 
     def remove(self, slots: np.ndarray, rows: np.ndarray) -> None:
-        """The rows are gone, and those in these slots leave them empty."""
+        """Forgets these rows, and empties the slots of those that were in DRAM."""
         self._left = np.union1d(self._left, slots)
-        self._rows[slots] = _NOBODY
+        self._rows[slots] = _EMPTY
         self._marks[slots] = 0
         self._heat.rows[rows] = 0
 
     def touch(self, slots: np.ndarray) -> None:
-        """A batch used these slots again."""
+        """Counts a batch that touched these slots."""
         _warm(self._marks, slots, MOST)
         self._count(len(slots))
 
@@ -140,7 +142,7 @@ class HotRows:
 
     def _count(self, touches: int) -> None:
         self._touches += touches
-        if self._touches >= LIFE * max(self.capacity, touches):
+        if self._touches >= HALVE_AFTER * max(self.capacity, touches):
             self._touches = 0
             _halve(self._heat.rows, self._known)
             _halve(self._marks, self.capacity)

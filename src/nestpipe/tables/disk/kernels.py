@@ -1,11 +1,11 @@
-"""Numba kernels of the disk tier: where rows are, records with their checksums, and which bytes to read.  All release the GIL.
+"""Numba kernels of the disk tier: row locations, records with checksums, and read planning.  All release the GIL.
 
 Rows are handled as 32-bit words whatever their dtype, so each kernel is compiled once.  A record is
 
-    row number (2 words), check (2 words), values, optimizer state, a word of padding where the sum would be odd
+    row number (2 words), checksum (2 words), values, optimizer state, one word of padding if the total would be odd
 
-and lies at place p of the file: segment p // per_segment, record p % per_segment in it.  `where[row]` is 0 for a row that is
-nowhere, slot + 1 for one in DRAM, -(place + 1) for one on disk.
+Place p of the file is record p % per_segment of segment p // per_segment.  `where[row]` is slot + 1 for a row in DRAM,
+-(place + 1) for one on disk, and 0 for one that does not exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AHEAD, _LINE_WORDS = 16, 16
 
 @numba.njit(nogil=True, cache=True)
 def locate(where, rows, slots, places):  # type: ignore[no-untyped-def]
-    """The DRAM slot or the disk place of each row, -1 where it has none; negative rows have neither."""
+    """The DRAM slot or disk place of each row; -1 if it has none.  Negative row numbers have neither."""
     count = rows.shape[0]
     for i in range(count):
         if i + _AHEAD < count and rows[i + _AHEAD] >= 0:
@@ -48,9 +48,11 @@ def _put_word(words, at, value):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _check_of(words, base, record_words, row, place, generation):  # type: ignore[no-untyped-def]
-    """64 bits of a record's content, its row, its place and how often that place was used: so a record of another row, one from
-    elsewhere and one that a lost write left behind fail as surely as a flipped bit.  Each step is a bijection of the sum and of
-    the word, so a change within one aligned 8 bytes is always caught, any other with probability 1 - 2**-64.
+    """A 64-bit checksum of a record's content, row, place, and generation (how often its segment was used).
+
+    So it detects a record of another row, one from another place and one that a lost write left behind, as well as
+    flipped bits.  Each step is a bijection of the checksum and of the word: a change within one aligned 8 bytes is
+    always detected, any other with probability 1 - 2**-64.
     """
     check = mix(np.uint64(row) ^ mix(np.uint64(place) ^ mix(np.uint64(generation))))
     for at in range(base + HEADER_WORDS, base + record_words, 2):
@@ -61,7 +63,7 @@ def _check_of(words, base, record_words, row, place, generation):  # type: ignor
 
 @numba.njit(nogil=True, cache=True)
 def encode(words, first, place, generation, record_words, rows, index, values, state):  # type: ignore[no-untyped-def]
-    """Record first + i of a segment in `words`, which is place + i: rows[i] with values[index[i]] and state[index[i]]."""
+    """Writes rows[i] with values[index[i]] and state[index[i]] to `words` as record first + i, which is place + i."""
     dim, width = values.shape[1], state.shape[1]
     for i in range(rows.shape[0]):
         base = (first + i) * record_words
@@ -81,8 +83,10 @@ def encode(words, first, place, generation, record_words, rows, index, values, s
 def decode(  # type: ignore[no-untyped-def]
     words, spots, order, rows, places, generations, per_segment, record_words, target, values, state
 ):
-    """For all j, with i = order[j]: the record at byte spots[j] of `words` is checked to be rows[i]'s at places[i], and copied
-    to values[target[i]] and state[target[i]].  Returns the first i whose record is wrong, or -1.
+    """Checks and copies the record at byte spots[j] of `words`, for all j.
+
+    With i = order[j], it must be that of rows[i] at places[i], and goes to values[target[i]] and state[target[i]].
+    Returns the first i whose record is wrong, or -1.
     """
     dim, width = values.shape[1], state.shape[1]
     for j in range(order.shape[0]):
@@ -122,10 +126,11 @@ def plan_reads(  # type: ignore[no-untyped-def]
     spots,
     read_of,
 ):
-    """Reads for the records at places[order[0]], places[order[1]], ... (ascending), as many as fit into `room` bytes.
+    """Plans reads for the records at places[order[0]], places[order[1]], ... (ascending) that fit into `room` bytes.
 
-    Neighbours at most `gap` bytes apart share a read of at most `longest` bytes.  Read r moves lengths[r] bytes from starts[r] of
-    the file to into[r] of the memory; record j then lies at spots[j] and came with read read_of[j].  Returns (reads, records).
+    Neighbours at most `gap` bytes apart share a read of at most `longest` bytes.  Read r moves lengths[r] bytes from
+    starts[r] in the file to into[r] in memory; record j is then at spots[j] and came with read read_of[j].  Returns
+    (reads, records).
     """
     reads, used = 0, 0
     for j in range(order.shape[0]):
@@ -154,7 +159,10 @@ def plan_reads(  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def live_records(words, place, count, record_words, where, rows, numbers):  # type: ignore[no-untyped-def]
-    """Rows and numbers of those of `count` records, from `place` on, that are still the home of their row.  Returns how many."""
+    """Finds the live ones among the `count` records from `place` on: their rows and record numbers.
+
+    Returns how many.
+    """
     found = 0
     for k in range(count):
         row = np.int64(_word(words, k * record_words))
@@ -167,7 +175,10 @@ def live_records(words, place, count, record_words, where, rows, numbers):  # ty
 
 @numba.njit(nogil=True, cache=True)
 def count_places(places, per_segment, by, live, emptied):  # type: ignore[no-untyped-def]
-    """Adds `by` to the live records of each place's segment.  Returns how many segments came to zero; `emptied` lists them."""
+    """Adds `by` to the live count of each place's segment.
+
+    `emptied` gets segments that reach zero; returns how many.
+    """
     count = 0
     for i in range(places.shape[0]):
         segment = places[i] // per_segment
@@ -179,14 +190,14 @@ def count_places(places, per_segment, by, live, emptied):  # type: ignore[no-unt
 
 
 @numba.njit(nogil=True, cache=True)
-def move_home(where, rows, places):  # type: ignore[no-untyped-def]
-    """Notes that the rows are now on disk."""
+def set_on_disk(where, rows, places):  # type: ignore[no-untyped-def]
+    """Records that the rows are now on disk."""
     for i in range(rows.shape[0]):
         where[rows[i]] = -places[i] - 1
 
 
 @numba.njit(nogil=True, cache=True)
-def move_in(where, rows, slots):  # type: ignore[no-untyped-def]
-    """Notes that the rows are now in DRAM."""
+def set_in_dram(where, rows, slots):  # type: ignore[no-untyped-def]
+    """Records that the rows are now in DRAM."""
     for i in range(rows.shape[0]):
         where[rows[i]] = slots[i] + 1

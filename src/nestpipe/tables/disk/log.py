@@ -1,11 +1,13 @@
 """Rows on disk: a log of records in segments.
 
-Rows that leave DRAM are appended, however they were numbered, so a write is one long run and small records lie side by side: no
-padding to sectors, no reading before writing.  The row's old record is dead from then on.  When room is short, the segments with
-the fewest live records are copied together; the file stays below 1.5 times the live records, plus one step of growth.
+Rows that leave DRAM are appended, whatever their numbers.  So a write is one long run, and small records are packed: no
+padding to sectors, no read before a write.  The row's previous record is then dead.  When space is short, the segments
+with the fewest live records are cleaned: their live records are appended again.  The file stays below 1.5 times the
+live records, plus one step of growth.
 
-One thread may read while another writes.  A read goes to the places that rows had when it began, and what lies there stays until
-it ends: records are never changed, and a segment that was left meanwhile is used again only after it (`limbo`).
+One thread may read while another writes.  A read uses the places that rows had when it began, and their bytes stay
+until it ends: records are never changed, and a segment freed meanwhile is not reused before the read ends
+(`RetiredSegments`).
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from nestpipe.tables.disk.retired_segments import RetiredSegments
 SEGMENT_BYTES = 1 << 20
 STAGING_BYTES = 4 << 20
 FULLNESS = 2 / 3
-"""The file grows when this share of its records is live; below it, dead ones are cleared away instead."""
+"""Above this share of live records the file grows; below it, segments are cleaned instead."""
 GROWTH = 8
 """The file grows by an eighth."""
 GAP_BYTES = 4096
-"""Records this close share a read: fetching 4 kB more costs less than another request."""
+"""Records this close share a read: 4 kB more cost less than another request."""
 LONGEST_READ = 1 << 16
 _LEAST_SEGMENTS = 16
 
 
 class DiskLog:
-    """Appends, reads and releases records by place.  One thread reads at a time, and one does all the rest.
+    """Appends, reads and releases records by place.  One thread may read while another does everything else.
 
     A failed `append` or `make_room` leaves all records as they were.
     """
@@ -48,14 +50,14 @@ class DiskLog:
         io: str = "auto",
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """`words`: 32-bit words of a row's values and of its state; `name_of`: what to call a row in errors."""
+        """`words`: 32-bit words of a row's values and of its state.  `name_of`: the name of a row in error messages."""
         self._words = words
         self._name_of = name_of
         self.record_words = kernels.HEADER_WORDS + (sum(words) + 1) // 2 * 2
         self.record_bytes = 4 * self.record_words
         self.segment_bytes = -(-max(segment_bytes, self.record_bytes) // BLOCK) * BLOCK
         self.per_segment = self.segment_bytes // self.record_bytes
-        # A read of one record may have to take in a block more at either end.
+        # Alignment may add up to a block at either end of a record's read.
         self._staging_bytes = max(STAGING_BYTES, self.segment_bytes, self.record_bytes + 2 * BLOCK)
         self._staging_bytes = -(-self._staging_bytes // BLOCK) * BLOCK
         self.file = DiskFile(directory, name, label)
@@ -63,14 +65,14 @@ class DiskLog:
         self._writing = DiskChannel(self.file, 2 * self.segment_bytes, io)
         self.io = self._reading.io
         self._staging = self._reading.memory.view(np.uint32)
-        """What `read` brings in."""
+        """Where `read` puts what it reads."""
         words_per_segment = self.segment_bytes // 4
         memory = self._writing.memory.view(np.uint32)
         self._segment, self._cleaned = memory[:words_per_segment], memory[words_per_segment:]
-        """The open segment as it is on disk, and one that is being cleaned."""
+        """The open segment as it is on disk, and a segment that is being cleaned."""
         self.moving = threading.Lock()
-        """Held while rows change their places, and while they are looked up for a read that is then begun."""
-        self._limbo = RetiredSegments()
+        """Held while rows change places, and while a read looks up its places and begins."""
+        self._retired = RetiredSegments()
         self._live = np.zeros(0, np.int64)
         self._closed = np.zeros(0, np.bool_)
         self._generations = np.zeros(0, np.int64)
@@ -83,15 +85,15 @@ class DiskLog:
         self.rows_read = 0
         self.rows_written = 0
         self.rows_moved = 0
-        """Written again to make room; not among `rows_written`."""
+        """Rows moved by cleaning; not counted in `rows_written`."""
 
     def make_room(self, count: int, where: np.ndarray) -> None:
-        """Sees to it that `count` records can be appended; `where` is followed and changed where rows have to move."""
+        """Makes space to append `count` records.  Cleaning may move rows; it reads and updates `where`."""
         needed = -(-max(0, count - (self.per_segment - self._filled)) // self.per_segment)
-        needed += 1  # one stays free, for the next cleaning to write to
-        self._free += self._limbo.take()
+        needed += 1  # one stays free for the next cleaning to write to
+        self._free += self._retired.reclaim()
         while len(self._free) + len(
-            self._limbo
+            self._retired
         ) < needed and self.live < FULLNESS * self.per_segment * np.count_nonzero(self._closed):
             self.clean(int(np.argmin(np.where(self._closed, self._live, self.per_segment + 1))), where)
         if len(self._free) < needed:
@@ -119,7 +121,7 @@ class DiskLog:
                     as_words(values),
                     as_words(state),
                 )
-                # The first block may hold older records, too: it is written again as it was.
+                # The first block may also hold older records, which are written again unchanged.
                 start = self._filled * self.record_bytes // BLOCK * BLOCK
                 stop = -(-(self._filled + count) * self.record_bytes // BLOCK) * BLOCK
                 offset = self._open * self.segment_bytes + start
@@ -136,16 +138,16 @@ class DiskLog:
         return places
 
     def begin_read(self) -> None:
-        """To be called under `moving`, with the places looked up: they may be read until `end_read`."""
-        self._limbo.begin()
+        """Call under `moving`, after looking up places: they may be read until `end_read`."""
+        self._retired.begin_read()
 
     def end_read(self) -> None:
-        self._limbo.end()
+        self._retired.end_read()
 
     def read(
         self, places: np.ndarray, rows: np.ndarray, index: np.ndarray, values: np.ndarray, state: np.ndarray
     ) -> None:
-        """Reads rows[i] from places[i] into values[index[i]] and state[index[i]].  DiskTierError where that is not there."""
+        """Reads rows[i] from places[i] into values[index[i]] and state[index[i]].  DiskTierError for a wrong record."""
         order = np.argsort(places)
         size = len(places)
         starts, lengths, into = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
@@ -178,7 +180,7 @@ class DiskLog:
         self.rows_read += size
 
     def release(self, places: np.ndarray) -> None:
-        """The records at these places are dead.  Under `moving`, together with where their rows are now."""
+        """Declares the records at these places dead.  Under `moving`, together with the change of `where`."""
         emptied = np.empty(len(places), np.int64)
         count = kernels.count_places(places, self.per_segment, -1, self._live, emptied)
         self.live -= len(places)
@@ -187,7 +189,7 @@ class DiskLog:
                 self._free_segment(segment)
 
     def nbytes(self) -> int:
-        """DRAM: buffers, and 17 bytes per segment."""
+        """Bytes of DRAM: buffers, and 17 bytes per segment."""
         buffers = self._reading.memory.nbytes + self._writing.memory.nbytes
         return buffers + self._live.nbytes + self._closed.nbytes + self._generations.nbytes
 
@@ -224,14 +226,14 @@ class DiskLog:
             raise self._corrupt(self._name_of(int(rows[wrong])), int(places[wrong]))
 
     def clean(self, segment: int, where: np.ndarray) -> None:
-        """Moves what lives in a segment to the end of the log."""
+        """Moves the live records of a segment to the end of the log."""
         place = segment * self.per_segment
         assert self._closed[segment] and self._live[segment] > 0, segment
         length = -(-self.per_segment * self.record_bytes // self.file.align) * self.file.align
         self._writing.move_run(False, segment * self.segment_bytes, length, self.segment_bytes)
         rows, numbers = np.empty(self.per_segment, np.int64), np.empty(self.per_segment, np.int64)
         count = kernels.live_records(self._cleaned, place, self.per_segment, self.record_words, where, rows, numbers)
-        if count != self._live[segment]:  # a damaged row number: its row would be lost without a word
+        if count != self._live[segment]:  # a damaged row number: its row would be lost silently
             raise self._corrupt(f"one of {self._live[segment]} rows", place)
         rows, numbers, each = rows[:count], numbers[:count], np.arange(count)
         values, state = (np.empty((count, width), np.uint32) for width in self._words)
@@ -240,11 +242,11 @@ class DiskLog:
         self.rows_written -= count
         self.rows_moved += count
         with self.moving:
-            kernels.move_home(where, rows, places)
+            kernels.set_on_disk(where, rows, places)
             self.release(place + numbers)
 
     def _open_segment(self) -> None:
-        self._free += self._limbo.take()
+        self._free += self._retired.reclaim()
         if not self._free:
             self._grow(1)
         if self._open >= 0:
@@ -257,16 +259,16 @@ class DiskLog:
 
     def _free_segment(self, segment: int) -> None:
         self._closed[segment] = False
-        self._limbo.put(segment)
-        self._free += self._limbo.take()
+        self._retired.retire(segment)
+        self._free += self._retired.reclaim()
 
     def _grow(self, least: int) -> None:
-        """Free segments, `least` of them: new ones, or on a full disk those that a read has kept from being used."""
+        """Gets `least` free segments: new ones, or on a full disk retired ones once the current read has ended."""
         try:
             self._lengthen(least)
         except DiskTierError:
-            self._limbo.wait()
-            freed = self._limbo.take()
+            self._retired.wait_for_read()
+            freed = self._retired.reclaim()
             self._free += freed
             if len(freed) < least:
                 raise

@@ -1,6 +1,6 @@
-"""System calls and ordered memory access for numba kernels: what the disk tier needs and Python would hold the GIL for.
+"""System calls and ordered memory access for numba kernels, so that the disk tier can do I/O without the GIL.
 
-The calls are symbols of the C library, resolved by name, so that kernels which use them can be cached like any other.
+The calls are C library symbols resolved by name, so kernels that use them can be cached like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 types: Any = _numba_types
 _long, _int = types.int64, types.int32
-# Variadic in C.  On every Linux ABI that numba knows, integers go into the same registers either way.
+# Variadic in C.  On every Linux ABI that numba supports, integers are passed in the same registers either way.
 syscall = types.ExternalFunction("syscall", _long(_long, _long, _long, _long, _long, _long, _long))
 _pread = types.ExternalFunction("pread", _long(_int, _long, _long, _long))
 _pwrite = types.ExternalFunction("pwrite", _long(_int, _long, _long, _long))
@@ -25,7 +25,7 @@ errno_address = types.ExternalFunction(_errno_symbol, types.CPointer(_int)())
 
 @intrinsic
 def load_acquire(typing_context: Any, words: Any, at: Any) -> Any:
-    """words[at] of a uint32 array that the kernel writes: what it wrote before this word is seen after it."""
+    """Loads words[at] of a uint32 array that the kernel writes; all that it wrote before is visible then."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(_address(context, builder, signature, arguments), "acquire", 4)
@@ -35,7 +35,7 @@ def load_acquire(typing_context: Any, words: Any, at: Any) -> Any:
 
 @intrinsic
 def store_release(typing_context: Any, words: Any, at: Any, value: Any) -> Any:
-    """words[at] = value in a uint32 array that the kernel reads: it sees all that was written before."""
+    """words[at] = value in a uint32 array that the kernel reads; everything written before is visible to it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store_atomic(arguments[2], _address(context, builder, signature, arguments), "release", 4)
@@ -51,7 +51,7 @@ def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 @numba.njit(nogil=True, cache=True)
 def move_bytes(writing, fd, offsets, lengths, addresses, results):  # type: ignore[no-untyped-def]
-    """One pread or pwrite after the other; results[i] is the number of bytes moved, or minus the error number."""
+    """One pread or pwrite after the other.  results[i] is the number of bytes moved, or minus the error number."""
     for i in range(offsets.shape[0]):
         if writing:
             moved = _pwrite(fd, addresses[i], lengths[i], offsets[i])

@@ -1,4 +1,4 @@
-"""Many reads or writes of one file at once by a pool of threads: what the disk tier uses where io_uring is not allowed."""
+"""Bulk reads and writes of one file with a pool of threads, for systems that do not allow io_uring."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from nestpipe.tables.disk.native import move_bytes
 
 THREADS = 32
-"""More than cores: a thread waits for the disk nearly all of its life."""
+"""More than cores, because the threads mostly wait for the disk."""
 _LEAST = 4
-"""Transfers that are worth waking a thread for."""
+"""Fewest transfers worth waking a thread for."""
 
 
 class Preads:
@@ -30,7 +30,7 @@ class Preads:
     def transfer(
         self, writing: bool, fd: int, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
-        """As `uring.Ring.transfer`."""
+        """Same as `uring.Ring.transfer`."""
         addresses = places + self._memory.ctypes.data
         results = np.empty(len(offsets), np.int64)
         parts = max(1, min(self._threads, len(offsets) // _LEAST))

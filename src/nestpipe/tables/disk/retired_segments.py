@@ -1,7 +1,7 @@
-"""Segments that nobody owns any more but somebody may still be reading.
+"""Retired segments: no row is in them any more, but a read may still be using them.
 
-A read is told where its rows are and then takes its time.  Meanwhile rows may move, and segments that they leave are free; but
-what lies in them must stay as it is until the read is over.
+A read looks up the places of its rows first and reads them later.  In between, rows may move and leave their segments
+empty.  The bytes of these segments must stay until the read ends.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from collections import deque
 
 
 class RetiredSegments:
-    """One read at a time begins and ends, one writer puts and takes.
+    """Used by one reader, one read at a time, and one writer.
 
-    Whoever looks up places and then begins to read, and whoever moves rows and then puts what they left, must do both under one
-    lock: then a read that begins after a `put` knows nothing of what was put.
+    The reader must look up places and call `begin_read` under one lock, and the writer must move rows and call `retire`
+    under the same lock.  Then a read that begins after `retire` does not use the retired segment.
     """
 
     def __init__(self) -> None:
         self._begun = 0
         self._ended = 0
         self._waiting: deque[tuple[int, int]] = deque()
-        """Segments, each with the number of the last read that may know of it."""
-        self._over = threading.Condition()
+        """(number of the last read that may use the segment, segment)."""
+        self._read_ended = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self) -> None:
-        with self._over:
+    def begin_read(self) -> None:
+        with self._read_ended:
             assert self._begun == self._ended, "one read at a time"
             self._begun += 1
 
-    def end(self) -> None:
-        with self._over:
+    def end_read(self) -> None:
+        with self._read_ended:
             self._ended += 1
-            self._over.notify_all()
+            self._read_ended.notify_all()
 
-    def put(self, segment: int) -> None:
+    def retire(self, segment: int) -> None:
         self._waiting.append((self._begun, segment))
 
-    def take(self) -> list[int]:
-        """All that no read can know of any more, in the order in which they came."""
+    def reclaim(self) -> list[int]:
+        """Removes and returns the segments that no read can be using, in the order in which they were retired."""
         ended, free = self._ended, []
         while self._waiting and self._waiting[0][0] <= ended:
             free.append(self._waiting.popleft()[1])
         return free
 
-    def wait(self) -> None:
-        """Until the read that is on its way, if one is, is over."""
-        with self._over:
+    def wait_for_read(self) -> None:
+        """Waits until the current read, if any, has ended."""
+        with self._read_ended:
             last = self._begun
-            self._over.wait_for(lambda: self._ended >= last)
+            self._read_ended.wait_for(lambda: self._ended >= last)

@@ -1,4 +1,4 @@
-"""The row store of one worker's shard of a table group, with the hot rows in DRAM and the others on a local disk."""
+"""The row store of one worker's shard of a table group, with hot rows in DRAM and the others on a local disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nestpipe.tables import kernels
 from nestpipe.tables.disk import kernels as disk_kernels
 from nestpipe.tables.disk.hot_rows import HotRows
 from nestpipe.tables.disk.log import SEGMENT_BYTES, DiskLog
-from nestpipe.tables.eviction import kernels as life_kernels
+from nestpipe.tables.eviction import kernels as eviction_kernels
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows
 from nestpipe.tables.snapshot import Values
@@ -21,7 +21,7 @@ from nestpipe.tables.snapshot import Values
 
 @dataclass(frozen=True)
 class DiskTier:
-    """A disk under DRAM: where, and how many rows stay in DRAM, of each table group on each worker."""
+    """The disk tier: its directory, and the rows of each table group that stay in DRAM on each worker."""
 
     path: str
     dram_rows: int
@@ -33,14 +33,14 @@ class DiskTier:
             raise ValueError(f"tables.dram_rows must be at least 1, not {self.dram_rows}")
 
 
-def rehearse(group: TableGroup, tier: DiskTier) -> None:
-    """Compiles every kernel of the tier in the types of `group`, on a scratch file where the tier will have its own."""
+def warm_up_disk(group: TableGroup, tier: DiskTier) -> None:
+    """Compiles every kernel of the disk tier for the types of `group`, with a scratch file in the tier's directory."""
     store = TieredRowStore(group, 0, 0, DiskTier(tier.path, 1), segment_bytes=1)
     keys = np.arange(2 * store.disk.per_segment + 2)
     tables = np.zeros(len(keys), np.uint16)
     values = np.zeros((len(keys), group.dim), group.dtype)
     state = np.zeros((len(keys), group.state_width), group.dtype)
-    for part in (keys, keys[:1], keys[-1:]):  # through to the disk, a hit, an eviction
+    for part in (keys, keys[:1], keys[-1:]):  # a write to disk, a hit, a row that leaves DRAM
         store.writeback(tables[part], part, values[part], state[part])
     store.retrieve(tables, keys, values, state)
     store.disk.clean(0, store._where.rows)
@@ -49,11 +49,11 @@ def rehearse(group: TableGroup, tier: DiskTier) -> None:
 
 
 class TieredRowStore(KeyedRows):
-    """Bit for bit as `RowStore`, with at most `tier.dram_rows` rows in DRAM.  Index and whereabouts of all rows stay there, too.
+    """Bit-equal to `RowStore`, with at most `tier.dram_rows` rows in DRAM, plus the index and locations of all rows.
 
-    A row is either in DRAM or on disk, never in both: only trained rows enter DRAM, so a copy on disk would be stale at once.
-    `retrieve` and `read` change nothing.  Any thread may call.  One reads at a time and one writes, and neither waits for the
-    other's disk: `disk.moving` is held only while rows change their places in memory, or are looked up there.
+    A row is either in DRAM or on disk, never in both: only trained rows enter DRAM, so the copy on disk would be stale.
+    `retrieve` and `read` change nothing.  Any thread may call.  One thread reads and one writes at a time, and neither
+    waits for the other's I/O: `disk.moving` is held only while locations in memory change or are looked up.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class TieredRowStore(KeyedRows):
         self._values = Slab(group.dtype, (group.dim,), tier.dram_rows)
         self._state = Slab(group.dtype, (group.state_width,), tier.dram_rows)
         self._hot = HotRows(tier.dram_rows)
-        self._life = Slab(group.life_dtype, (2,)) if group.life is not None else None
-        """Of all rows: a sweep cannot read a whole disk."""
+        self._usage = Slab(group.eviction_dtype, (2,)) if group.eviction is not None else None
+        """Of all rows, in DRAM: a sweep cannot read the whole disk."""
         others = f" and {len(group.tables) - 1} more" if len(group.tables) > 1 else ""
         label = f"table {group.tables[0].name!r}{others}"
         words = group.dtype.itemsize // 4
@@ -96,9 +96,9 @@ class TieredRowStore(KeyedRows):
     ) -> Found:
         found = self.index.look(keys, tables)
         wanted, missing = self._wanted(found.slots, skip)
-        homeless = self._fetch(wanted, values, state)
-        if len(homeless):  # their first writeback is under way and not over
-            missing = np.concatenate([missing, homeless])
+        unwritten = self._fetch(wanted, values, state)
+        if len(unwritten):  # their first writeback has begun and not ended
+            missing = np.concatenate([missing, unwritten])
         self.begin(missing, tables, keys, values, state)
         return found
 
@@ -117,47 +117,47 @@ class TieredRowStore(KeyedRows):
         state: np.ndarray,
         found: Found | None = None,
     ) -> None:
-        """Stores values and state of every key (no key twice); the hot ones to DRAM, the others to disk.
+        """Stores values and state of every key (no key twice): hot rows in DRAM, the others on disk.
 
-        On a DiskTierError the store is as it was before the call.
+        After a DiskTierError the store is as it was before the call.
         """
         with self._writing:
             rows = self.index.settle(keys, tables, found)
             try:
                 self._where.reserve(self.index.slots_used)
                 if self._changes is not None:
-                    self._changes.changing(rows)
+                    self._changes.before_write(rows)
                 self._put(rows, values, state)
-                if self._life is not None:
-                    life_kernels.keep_life(self.group.life_in(state), self._life.rows, rows)
+                if self._usage is not None:
+                    eviction_kernels.store_usage(self.group.eviction_columns(state), self._usage.rows, rows)
             except (OSError, MemoryError):
-                unborn = self._where.rows[rows] == 0
+                new = self._where.rows[rows] == 0
                 if self._changes is not None:
-                    self._changes.flags.rows[rows[unborn]] = 0
-                self.index.delete(keys[unborn], tables[unborn])
+                    self._changes.flags.rows[rows[new]] = 0
+                self.index.delete(keys[new], tables[new])
                 raise
 
     def remove(self, tables: np.ndarray, keys: np.ndarray) -> None:
         with self._writing:
-            self._note_removal(tables, keys)
+            self._before_remove(tables, keys)
             rows = self.index.delete(keys, tables)
             with self.disk.moving:
                 slots, places = self._locate(rows)
                 self.disk.release(places[places >= 0])
                 self._hot.remove(slots[slots >= 0], rows)
                 self._where.rows[rows] = 0
-                if self._life is not None:
-                    self._life.rows[rows] = 0
+                if self._usage is not None:
+                    self._usage.rows[rows] = 0
 
     @property
-    def life(self) -> np.ndarray:
-        assert self._life is not None, "the tables of this group have no life"
-        return self._life.rows
+    def usage(self) -> np.ndarray:
+        assert self._usage is not None, "the tables of this group have no eviction policy"
+        return self._usage.rows
 
     def nbytes(self) -> int:
         width = self.group.dim + self.group.state_width
         cached = self._hot.used * width * self.group.dtype.itemsize
-        waiting = self.sightings.nbytes() if self.sightings is not None else 0
+        waiting = self.frequencies.nbytes() if self.frequencies is not None else 0
         return cached + self._bookkeeping() + self.disk.nbytes() + waiting
 
     def overhead_per_row(self) -> float:
@@ -168,11 +168,11 @@ class TieredRowStore(KeyedRows):
             self.disk.close()
 
     def _bookkeeping(self) -> int:
-        per_row = 8 + (0 if self._life is None else 2 * self._life.rows.itemsize)
+        per_row = 8 + (0 if self._usage is None else 2 * self._usage.rows.itemsize)
         return self.index.nbytes() + per_row * self.index.slots_used + self._hot.nbytes()
 
     def _fetch(self, rows: np.ndarray, values: np.ndarray, state: np.ndarray) -> np.ndarray:
-        """Fills values and state of all rows that are not negative.  Returns the places of those that have none."""
+        """Fills values and state of all non-negative rows.  Returns the places of those that are nowhere yet."""
         with self._reading:
             with self.disk.moving:
                 slots, places = self._locate(rows)
@@ -193,25 +193,25 @@ class TieredRowStore(KeyedRows):
         hits = np.flatnonzero(slots >= 0)
         misses = np.flatnonzero(slots < 0)
         places, taken, leaving = self._hot.choose(rows[misses], slots[hits])
-        entering, through = misses[places], np.delete(misses, places)
+        entering, bypassing = misses[places], np.delete(misses, places)
 
-        # What must be written, first: it may fail, and nothing has changed yet.
+        # Write to disk first: it may fail, and nothing has changed yet.
         where = self._where.rows
-        self.disk.make_room(len(through) + len(leaving), where)
-        through_places = self.disk.append(rows[through], through, values, state)
+        self.disk.make_room(len(bypassing) + len(leaving), where)
+        bypassing_places = self.disk.append(rows[bypassing], bypassing, values, state)
         victims = taken[len(taken) - len(leaving) :]
         try:
             leaving_places = self.disk.append(leaving, victims, self._values.rows, self._state.rows)
         except OSError:
-            self.disk.release(through_places)
+            self.disk.release(bypassing_places)
             raise
 
         with self.disk.moving:
-            _, places = self._locate(rows)  # again: make_room may have moved some
+            _, places = self._locate(rows)  # again, because make_room may have moved some
             self.disk.release(places[places >= 0])
-            disk_kernels.move_home(where, leaving, leaving_places)
-            disk_kernels.move_home(where, rows[through], through_places)
-            disk_kernels.move_in(where, rows[entering], taken)
+            disk_kernels.set_on_disk(where, leaving, leaving_places)
+            disk_kernels.set_on_disk(where, rows[bypassing], bypassing_places)
+            disk_kernels.set_in_dram(where, rows[entering], taken)
             self._hot.fill(taken, rows[entering])
             self._hot.touch(slots[hits])
             slots[entering] = taken

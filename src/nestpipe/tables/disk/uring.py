@@ -1,7 +1,8 @@
-"""Many reads or writes of one file at once through io_uring, by raw system calls, without the GIL.
+"""Bulk reads and writes of one file through io_uring, by raw system calls, without the GIL.
 
-One thread keeps some 256 transfers in flight; a numba kernel fills and empties the two rings, and asks the kernel for more in
-groups, since the calls, not the copying, are what costs.  (`LIMITS.md` 4: 142k cold rows/s at a third of the CPU of 32 threads.)
+One thread keeps up to 256 transfers in flight.  A numba kernel fills and empties the two rings and enters the kernel
+once per group of transfers, because the calls cost more than the copying.  Measured: 142k cold rows/s at a third of the
+CPU time of 32 threads.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from nestpipe.tables.disk.native import errno_address, load_acquire, store_relea
 DEPTH = 256
 """Transfers in flight."""
 GROUP = 128
-"""Transfers handed over, and waited for, in one system call."""
+"""Transfers submitted, and waited for, per system call."""
 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same numbers on every architecture
 _READ, _WRITE, _READ_FIXED, _WRITE_FIXED = 22, 23, 4, 5
 _COOP_TASKRUN = 1 << 8
-_FEATURES = 1 << 0 | 1 << 3  # one mapping for both rings; and what came with plain reads and writes
+_FEATURES = 1 << 0 | 1 << 3  # one mapping for both rings; a flag as old as plain reads and writes
 _GETEVENTS = 1 << 0
 _SQES_OFFSET = 0x10000000
 _EINTR, _EAGAIN, _EBUSY = errno.EINTR, errno.EAGAIN, errno.EBUSY
@@ -36,10 +37,10 @@ _LOW_32 = np.uint64(0xFFFFFFFF)
 def _drive(  # type: ignore[no-untyped-def]
     ring_fd, ring, sqes, cqes, at, opcode, fd, offsets, lengths, addresses, results, depth, group
 ):
-    """All transfers, at most `depth` in flight.  Returns 0, or the error number of a failed io_uring_enter.
+    """Does all transfers, at most `depth` in flight.  Returns 0, or the error number of a failed io_uring_enter.
 
-    `ring` is the mapped ring as uint32; `at` holds the places in it of: submission tail, submission mask, completion head,
-    completion tail, completion mask.
+    `ring` is the mapped ring as uint32.  `at` holds the places in it of: submission tail, submission mask, completion
+    head, completion tail, completion mask.
     """
     sq_tail, cq_head, cq_tail = at[0], at[2], at[3]
     sq_mask, cq_mask = ring[at[1]], ring[at[4]]
@@ -60,7 +61,7 @@ def _drive(  # type: ignore[no-untyped-def]
             begun += 1
             unsent += 1
         store_release(ring, sq_tail, tail)
-        # Nothing more to hand over until some have come back: wait for a group of them, not for each.
+        # Nothing more can be submitted until some complete: wait for a group of them, not for each.
         full = begun == count or begun - done >= depth
         wait = min(group, begun - done) if full else 0
         sent = syscall(_ENTER, ring_fd, unsent, wait, _GETEVENTS if wait else 0, 0, 0)
@@ -82,9 +83,9 @@ def _drive(  # type: ignore[no-untyped-def]
 
 
 class Ring:
-    """Transfers between one block of memory and a file.  One thread at a time; any thread.
+    """Transfers between one block of memory and a file.  Any thread may use it, one at a time.
 
-    OSError where the kernel does not allow io_uring (old, or forbidden by a container's seccomp rules).
+    OSError if the kernel does not allow io_uring (too old, or forbidden by a container's seccomp rules).
     """
 
     name = "io_uring"
@@ -93,7 +94,7 @@ class Ring:
         self._depth, self._group = depth, group
         libc = ctypes.CDLL(None, use_errno=True)
         params = (ctypes.c_uint32 * 30)()
-        for flags in (_COOP_TASKRUN, 0):  # from 5.19 on completions need not interrupt us: we come and fetch them
+        for flags in (_COOP_TASKRUN, 0):  # Linux 5.19: completions need not interrupt this thread, which polls them
             params[2] = flags
             self._fd = libc.syscall(_SETUP, depth, params)
             if self._fd >= 0 or ctypes.get_errno() != errno.EINVAL:
@@ -101,13 +102,13 @@ class Ring:
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), f"io_uring_setup: {os.strerror(ctypes.get_errno())}")
         self.close = weakref.finalize(self, os.close, self._fd)
-        """Called at the end of the ring's life, or before."""
+        """Called when the ring is garbage-collected, or earlier."""
         if params[5] & _FEATURES != _FEATURES:
             self.close()
             raise OSError(errno.ENOSYS, "io_uring: this kernel is older than 5.6")
         entries, cq_entries = params[0], params[1]
-        # Offsets in struct io_uring_params: sq_off begins at word 10 (head, tail, mask, entries, flags, dropped, array),
-        # cq_off at word 20 (head, tail, mask, entries, overflow, cqes).
+        # Words of struct io_uring_params: sq_off from 10 (head, tail, mask, entries, flags, dropped, array),
+        # cq_off from 20 (head, tail, mask, entries, overflow, cqes).
         sq_tail, sq_mask, sq_array = params[11], params[12], params[16]
         cq_head, cq_tail, cq_mask, cqes = params[20], params[21], params[22], params[25]
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
@@ -121,7 +122,7 @@ class Ring:
         self._sqes[:] = 0
         self._ring[sq_array // 4 : sq_array // 4 + entries] = np.arange(entries)
         self._at = np.array([sq_tail, sq_mask, cq_head, cq_tail, cq_mask], np.int64) // 4
-        # Pages that the kernel knows already need not be looked up for every transfer.  It may refuse (ulimit -l): then not.
+        # Registered pages need no lookup per transfer.  If the kernel refuses (ulimit -l), they stay unregistered.
         vector = (ctypes.c_uint64 * 2)(memory.ctypes.data, memory.nbytes)
         self.registered = libc.syscall(_REGISTER, self._fd, 0, vector, 1) == 0
         self._memory = memory
@@ -130,9 +131,9 @@ class Ring:
     def transfer(
         self, writing: bool, fd: int, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
-        """Moves lengths[i] bytes between offsets[i] of the file and places[i] of the memory, for all i, in any order.
+        """Moves lengths[i] bytes between offsets[i] in the file and places[i] in memory, for all i, in any order.
 
-        Returns for each the number of bytes moved, or minus the error number.
+        Returns for each transfer the number of bytes moved, or minus the error number.
         """
         if self._broken:
             raise OSError(self._broken, f"io_uring failed before: {os.strerror(self._broken)}")
@@ -158,7 +159,7 @@ class Ring:
                 self._depth,
                 self._group,
             )
-            if self._broken:  # transfers may still be in flight into our memory, so it cannot be used again
+            if self._broken:  # transfers into the memory may still be in flight, so the ring cannot be used again
                 raise OSError(self._broken, f"io_uring_enter: {os.strerror(self._broken)}")
             results[again] = got
             again = again[(got == -_EINTR) | (got == -_EAGAIN)]
