@@ -45,9 +45,18 @@ $(PEERS)/.installed: bench/peers/requirements.txt bench/peers/requirements-nodep
 	@$(PEERS)/bin/pip install -q --disable-pip-version-check --no-deps -r bench/peers/requirements-nodeps.txt
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/; fails on any warning
+	@$(BIN)/python docs/assemble.py
+	@$(BIN)/zensical build --strict --clean
+
 debian:  ## Debian packages that a bare image lacks (root)
 	apt-get update -qq && apt-get install -y -qq python3 python3-venv python3-dev make bsdextrautils iproute2 chromium
 
 clean:  ## remove environments, caches and run directories
-	rm -rf $(VENV) $(PEERS) runs bench.json bench.html .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) runs bench.json bench.html .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache build dist site src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
