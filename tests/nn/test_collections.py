@@ -22,7 +22,7 @@ from nestpipe import (
 )
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.nn.collections import Collection, View, attach_collections
-from nestpipe.ops.pooling import Bags, PoolRows, Untrained, _pool_backward_with_torch, _pool_with_torch
+from nestpipe.ops.pooling import Bags, PoolRows, Untrained, pool_backward_reference, pool_reference
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.tables.config import TableConfig
 from oracle import OracleBags, OracleSequences, OracleTables, distance
@@ -340,12 +340,12 @@ def test_the_torch_pooling_is_the_kernels(features: KeyedJaggedTensor) -> None:
         torch.zeros(0, requires_grad=True), [weights], [ours], shape, *([] if weights is None else [weights])
     )
     found = torch.zeros(shape, dtype=torch.float64)
-    _pool_with_torch(theirs, weights, found)
+    pool_reference(theirs, weights, found)
     used = [0, 1, 2, 4, 5, 6]
     assert distance(found[:, used].numpy(), wanted[:, used].detach().numpy()) <= CLOSE
     grad = upstream(wanted)
     wanted.backward(grad)
-    weight_grad = _pool_backward_with_torch(theirs, weights, grad)
+    weight_grad = pool_backward_reference(theirs, weights, grad)
     assert ours.grads is not None and theirs.grads is not None
     assert distance(theirs.grads.numpy(), ours.grads.numpy()) <= CLOSE
     if weights is not None:

@@ -1,7 +1,8 @@
 """Random numbers by counter: a draw depends on a key and a number, never on earlier draws.
 
 So sample i is the same whatever the batch size, the worker or the order of reading.  The n-th number of a key is
-`mix(key + n * STEP)`, that is splitmix64 (`keys/mixing.py`).  Do not change a bit here: generated data would change with it.
+`mix(key + n * STEP)`, that is splitmix64 (`keys/mixing.py`).  Do not change a bit here: generated data would change
+with it.
 """
 
 from __future__ import annotations

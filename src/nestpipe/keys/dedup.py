@@ -33,8 +33,9 @@ def _extremes(keys, low, high):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _cut(keys, start, stop, before, later):  # type: ignore[no-untyped-def]
-    """Looks in start..stop for a place where all keys before it are less than all keys after it.  `before` is the greatest key
-    before `start`, `later` the least one from `stop` on.  Returns (place or -1, greatest key before it, least key after it)."""
+    """Looks in start..stop for a place where all keys before it are less than all keys after it.  `before` is the
+    greatest key before `start`, `later` the least one from `stop` on.  Returns (place or -1, greatest key before it,
+    least key after it)."""
     at = stop
     least = later
     while at > start and keys[at - 1] > before:
@@ -48,11 +49,12 @@ def _cut(keys, start, stop, before, later):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _runs(keys, limit):  # type: ignore[no-untyped-def]
-    """Cuts the keys into runs: all keys of a run are less than all keys of the next, as where each feature has its own id range.
-    Returns the runs' ends and least keys, or empty arrays where a run spans `limit` or more.
+    """Cuts the keys into runs: all keys of a run are less than all keys of the next, as where each feature has its own
+    id range. Returns the runs' ends and least keys, or empty arrays where a run spans `limit` or more.
 
-    On such ids it halves the time of `dedup`: 2.5 times as long without it, 1.9 with cold caches (2026-11-17, layout "offset" of
-    bench/dedup.py, medians of 150 and 60 turns).  On ids that share one range it costs nothing that can be measured.
+    On these ids `dedup` takes 2.5 times as long without it, 1.9 times with cold caches (2026-11-17, layout
+    "offset" of bench/dedup.py, medians of 150 and 60 turns).  On ids that share one range it costs nothing that can be
+    measured.
     """
     blocks = (keys.shape[0] + _BLOCK - 1) // _BLOCK
     after, high = np.empty(blocks + 1, np.int64), np.empty(blocks, np.int64)
@@ -86,8 +88,8 @@ def _runs(keys, limit):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _dedup(keys, reps, losers, places, unique, inverse):  # type: ignore[no-untyped-def]
-    """Fills `inverse` and the beginning of `unique`; returns how many keys are unique.  Runs share one small table, which stays
-    in the cache.  Keys that are not dense in their run go through a hash."""
+    """Fills `inverse` and the beginning of `unique`; returns how many keys are unique.  Runs share one small table,
+    which stays in the cache.  Keys that are not dense in their run go through a hash."""
     words = keys.view(np.uint64)
     ends, lows = _runs(keys, dense_limit(keys.shape[0]))
     found = np.uint64(0)
@@ -131,7 +133,7 @@ def dedup(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @numba.njit(nogil=True, cache=True)
 def number_firsts(reps, firsts, inverse):  # type: ignore[no-untyped-def]
-    """Numbers distinct words in order of first occurrence: firsts[u] = where u is first, inverse[i] = the number of i."""
+    """Numbers distinct words by first occurrence: firsts[u] = where u is first, inverse[i] = the number of i."""
     found = np.uint64(0)
     for i in range(np.uint64(reps.shape[0])):
         rep = np.uint64(reps[i])

@@ -1,13 +1,13 @@
 """Where each word of an array occurred first: the kernel under every dedup here.
 
-An ordinary hash table, probed word by word, is bound by branches that the CPU cannot predict (new or seen?) and by loads that wait
-for stores.  The kernels here make passes that have neither.  Pass one walks backwards and stores every position in a table, at
-its word's place, without looking.  The first occurrence is stored last and stays.  Pass two walks forwards and reads it.  Nothing
-is cleared, because no place is read before it was written.
+An ordinary hash table, probed word by word, is bound by branches that the CPU cannot predict (new or seen?) and by
+loads that wait for stores.  The kernels here make passes that have neither.  Pass one walks backwards and stores every
+position in a table, at its word's place, without looking.  The first occurrence is stored last and stays.  Pass two
+walks forwards and reads it.  Nothing is cleared, because no place is read before it was written.
 
-Where words are dense (ids below 16 times their number), a word is its own place and the work ends there.  Otherwise the place is
-a hash, and a word may find the position of another word.  These few losers are found by comparing.  They go through ordinary
-probing with a better hash, so no choice of words is slow.
+Where words are dense (ids below 16 times their number), a word is its own place and the work ends there.  Otherwise the
+place is a hash, and a word may find the position of another word.  These few losers are found by comparing.  They go
+through ordinary probing with a better hash, so no choice of words is slow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from nestpipe.keys.mixing import STEP, mix
 from nestpipe.keys.prefetch import prefetch
 from nestpipe.keys.slab import Slab
 
-# Unsigned throughout: a signed index costs three instructions more per access, because numba lets it count from the end.
+# Unsigned throughout: a signed index costs three instructions more per access, because numba lets it count from the
+# end.
 _ZERO, _ONE, _CHUNK, _AHEAD, _LINE, _WORD_BITS = (np.uint64(n) for n in (0, 1, 64, 128, 16, 64))
 _MULTIPLIER = STEP
 
@@ -31,7 +32,8 @@ _DENSE = 16
 
 
 class Scratch(threading.local):
-    """Each thread's working memory, kept between calls.  Fresh memory costs a page fault per 4 kB, as much as the work itself."""
+    """Each thread's working memory, kept between calls.  Fresh memory costs a page fault per 4 kB, as much as the work
+    itself."""
 
     def __init__(self) -> None:
         # Only touched pages take memory, at most 64 MB.  Ids may be dense in any range up to this size.
@@ -57,8 +59,8 @@ scratch = Scratch()
 
 @numba.njit(nogil=True, cache=True)
 def hashed_places(count):  # type: ignore[no-untyped-def]
-    """How many places hashed words get: the power of two a little above their number.  More places would leave fewer losers, but
-    lose that gain to cache misses."""
+    """How many places hashed words get: the power of two a little above their number.  More places would leave fewer
+    losers, but lose that gain to cache misses."""
     places = 64
     while 8 * places < 9 * count:
         places *= 2
@@ -73,7 +75,7 @@ def dense_limit(count):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def store_dense(words, start, stop, low, places):  # type: ignore[no-untyped-def]
-    """Leaves in places[w - low] the first position of every word w in start..stop; words lie in low..low + dense_limit."""
+    """places[w - low] = the first position of every word w in start..stop.  Words lie in low..low + dense_limit."""
     i, end, start = np.uint64(stop), np.uint64(start) + _AHEAD, np.uint64(start)
     while i > end:
         i -= _ONE
@@ -86,7 +88,7 @@ def store_dense(words, start, stop, low, places):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True)
 def read_dense(words, start, stop, low, places, reps):  # type: ignore[no-untyped-def]
-    """After `store_dense` of all positions that may hold the same words: reps[i] = the least j with words[j] == words[i]."""
+    """reps[i] = the least j with words[j] == words[i], after `store_dense` of all positions with the same words."""
     for i in range(np.uint64(start), np.uint64(stop)):
         reps[i] = places[words[i] - low]
 
@@ -127,8 +129,9 @@ def firsts_of_any(words, places, losers, reps):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _find_losers(words, reps, losers):  # type: ignore[no-untyped-def]
-    """Positions i whose words[reps[i]] is another word, ascending.  Takes 64 words per unpredictable branch: a store per word
-    that moves on only for losers takes 1.6 times as long, a branch per word 2.2 times (2026-11-17, keys of bench/dedup.py)."""
+    """Positions i whose words[reps[i]] is another word, ascending.  Takes 64 words per unpredictable branch: a store
+    per word that moves on only for losers takes 1.6 times as long, a branch per word 2.2 times (2026-11-17, keys of
+    bench/dedup.py)."""
     count = np.uint64(words.shape[0])
     lost = _ZERO
     start = _ZERO

@@ -1,8 +1,9 @@
 """A hash index from (table, key) to a slot number that grows and deletes.
 
-Open addressing with linear probing.  An entry is 8 bytes: 24 bits of the hash, then slot + 1 (0 = empty).  A probe reads the key
-itself, in `slot_keys`, only where it will almost surely match.  Deletion shifts later entries back and leaves no tombstones, so a
-table that churns for days does not slow down.  The table doubles at 3/4 full: 11 to 22 bytes per key, plus 10 for the key.
+Open addressing with linear probing.  An entry is 8 bytes: 24 bits of the hash, then slot + 1 (0 = empty).  A probe
+reads the key itself, in `slot_keys`, only where it will almost surely match.  Deletion shifts later entries back and
+leaves no tombstones, so a table that churns for days does not slow down.  The table doubles at 3/4 full: 11 to 22 bytes
+per key, plus 10 for the key.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def _find_all(entries, slot_tables, slot_keys, tables, keys, slots):  # type: ig
 
 @numba.njit(nogil=True, cache=True)
 def _insert_all(entries, slot_tables, slot_keys, tables, keys, start, room, free, free_count, used, slots):  # type: ignore[no-untyped-def]
-    """Fills the slots of the pairs from `start` on.  New pairs take slots from the free list, then from the end.  Stops at a new
-    pair once `room` new ones have been taken.  Returns where it stopped and the new (free_count, used)."""
+    """Fills the slots of the pairs from `start` on.  New pairs take slots from the free list, then from the end.  Stops
+    at a new pair once `room` new ones have been taken.  Returns where it stopped and the new (free_count, used)."""
     mask = np.uint64(entries.shape[0] - 1)
     hashes = np.empty(_BLOCK, np.uint64)
     begin = block = start
@@ -160,7 +161,8 @@ class Found:
 class HashIndex:
     """Maps (table, key) to a slot.  Slots are dense small numbers; a delete frees them for reuse.
 
-    Every method takes arrays (tables uint16, keys int64) and may be called from any thread: one lock, held without the GIL.
+    Every method takes arrays (tables uint16, keys int64) and may be called from any thread: one lock, held without the
+    GIL.
     """
 
     def __init__(self, max_rows: int | None = None) -> None:

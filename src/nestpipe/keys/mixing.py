@@ -1,9 +1,10 @@
 """splitmix64, and the hash of a (table, key) pair built on it.
 
-Do not change a bit of this file: hashes decide which worker owns a row, how a new row starts, and what generated data holds.
-Old checkpoints and digests depend on them.
+Do not change a bit of this file: hashes decide which worker owns a row, how a new row starts, and what generated data
+holds. Old checkpoints and digests depend on them.
 
-numba's cache does not notice when a callee in another file changes.  After editing the kernels here, delete every `__pycache__`.
+numba's cache does not notice when a callee in another file changes.  After editing the kernels here, delete every
+`__pycache__`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def owner_from_hash(h, workers):  # type: ignore[no-untyped-def]
 
 
 def share_of(worker: int, workers: int) -> range:
-    """The high 32 bits of the hashes that one of `workers` owns.  A range, so a different number of workers splits few of them."""
+    """The high 32 bits of the hashes that `worker` owns.  A range, so another number of workers splits few of them."""
     return range(-(-(worker << 32) // workers), -(-((worker + 1) << 32) // workers))
 
 

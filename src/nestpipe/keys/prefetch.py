@@ -2,8 +2,9 @@
 
 Rows and index entries lie all over memory.  Without prefetch a kernel waits for one cache miss after another.
 
-Measured 2026-11-17 on 2 cores of an EPYC with 32 MB of L3, CPU time of one thread, both versions taking turns in one process,
-30 to 400 rounds each.  Time without prefetch / time with it, medians (quartiles), caches filled with other data before every call:
+Measured 2026-11-17 on 2 cores of an EPYC with 32 MB of L3, CPU time of one thread, both versions taking turns in one
+process, 30 to 400 rounds each.  Time without prefetch / time with it, medians (quartiles), caches filled with other
+data before every call:
 
     pool, pool_backward         2048 x 26 rows of 64 floats      1.97 (1.87 to 2.13), 1.99 (1.88 to 2.08)
     gather                      20,000 of 1,000,000 rows of 64   1.32 (1.17 to 1.45); rows of 16: 1.63 (1.38 to 1.78)

@@ -1,7 +1,7 @@
 """Memory for rows that grows without moving what is there.
 
-A slab reserves address space for all the rows this machine could ever hold.  The operating system supplies pages as rows are
-first written.  Kernels index one contiguous array, growth copies nothing, and unused rows cost nothing.
+A slab reserves address space for all the rows this machine could ever hold.  The operating system supplies pages as
+rows are first written.  Kernels index one contiguous array, growth copies nothing, and unused rows cost nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def machine_bytes() -> int:
 
 
 class Slab:
-    """`rows` is an array [max_rows, *row_shape], zero until written.  Pointers into it stay valid for the slab's life."""
+    """`rows` is an array [max_rows, *row_shape], zero until written.  Pointers into it stay valid."""
 
     def __init__(self, dtype: np.typing.DTypeLike, row_shape: tuple[int, ...], max_rows: int | None = None) -> None:
         dtype = np.dtype(dtype)

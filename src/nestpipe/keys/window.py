@@ -1,7 +1,7 @@
-"""The keys of one window (all micro-batches of a batch on this worker): each once, its owner, its first and its last use.
+"""The keys of a window (all micro-batches of a batch on this worker): each once, its owner, first and last use.
 
-Rows are frozen from sync to update.  So a row travels once per window, with the micro-batch that uses it first.  Its gradient
-travels once, with the micro-batch that uses it last (window dedup).
+Rows are frozen from sync to update.  So a row travels once per window, with the micro-batch that uses it first.  Its
+gradient travels once, with the micro-batch that uses it last (window dedup).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nestpipe.keys.mixing import hash_of, owner_from_hash, word_of
 
 @dataclass(frozen=True)
 class Window:
-    """U unique keys ordered by (micro-batch of first use, owner, first occurrence), so the rows of a message are a range.
+    """U unique keys by (micro-batch of first use, owner, first occurrence), so the rows of a message are a range.
 
     `inverse`, `last_order` and the window's row buffer count places in that order.
     """
@@ -60,7 +60,7 @@ def run_of(ends: np.ndarray, micro: int, worker: int) -> tuple[int, int]:
 
 @numba.njit(nogil=True, cache=True)
 def order_by(majors, minors, major_count, minor_count):  # type: ignore[no-untyped-def]
-    """Stable counting sort by (major, minor).  Returns the order and the [major_count, minor_count] ends of the runs."""
+    """Stable counting sort by (major, minor): the order, and the [major_count, minor_count] ends of the runs."""
     ends = np.zeros(major_count * minor_count, np.int64)
     for i in range(majors.shape[0]):
         ends[majors[i] * minor_count + minors[i]] += 1

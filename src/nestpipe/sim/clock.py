@@ -44,7 +44,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ActionTimes:
     """One action on all workers."""
 
     action: Action
@@ -62,7 +62,7 @@ def simulate(
     workers: int,
     cores: float = 0.0,
     burst: float = 0.0,
-) -> Iterator[Run]:
+) -> Iterator[ActionTimes]:
     """Runs a list; yields its actions in the order in which they take what they share.
 
     `cores` are those of one worker's host; 0: more than its lanes could use, so that nobody waits for one.  `burst`: milliseconds
@@ -77,7 +77,7 @@ def simulate(
     zero = np.zeros(workers)
     issued = [zero]
     """When the compute lane began its actions: with each, all up to the next one are issued."""
-    runs: dict[Name, Run] = {}
+    runs: dict[Name, ActionTimes] = {}
     lane_free = dict.fromkeys(LANES, zero)
     ready: dict[str, _Ready] = {}
     """What the first action of a lane can do next, once all that it waits for is known."""
@@ -117,7 +117,7 @@ def simulate(
         lanes[lane].popleft()
         left -= 1
         lane_free[lane] = at
-        runs[action.name] = Run(action, now.start, at)
+        runs[action.name] = ActionTimes(action, now.start, at)
         if action.stage == "step":
             for name in [name for name in runs if name[1] < action.batch - REMEMBERED]:
                 del runs[name]
@@ -134,7 +134,7 @@ class _Ready:
     """Its wire part alone is left."""
 
 
-def _waited_for(action: Action, takes: Cost, runs: dict[Name, Run]) -> Times | float:
+def _waited_for(action: Action, takes: Cost, runs: dict[Name, ActionTimes]) -> Times | float:
     times = [runs[name].stop for name in action.waits]
     if action.within is not None:
         other = runs[action.within]

@@ -22,7 +22,7 @@ WARMUP = 10
 
 
 @dataclass(frozen=True)
-class Figures:
+class StepFigures:
     """Of one system on one cluster, per step of the slowest worker."""
 
     system: str
@@ -70,7 +70,7 @@ class Settings:
             raise ValueError(f"--steps must be more than {WARMUP}, with which the pipeline fills, not {self.steps}")
 
 
-def run(system: System, profile: Profile, workers: int, settings: Settings = Settings()) -> Figures:  # noqa: B008
+def run(system: System, profile: Profile, workers: int, settings: Settings = Settings()) -> StepFigures:  # noqa: B008
     """Simulates a system and measures it as the engine measures a run."""
     cluster = cluster_of(system, profile, workers, settings)
     actions = build_by(system.builder, settings.steps, cluster.micro_batches, cluster.options)
@@ -96,7 +96,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
     exposed = divide({stage: kinds["exposed_ms"] for stage, kinds in timeline.report().items()})
     others = {lane: ms for lane, ms in lanes.items() if lane != "compute"}
     busiest = max(others, key=lambda lane: others[lane])
-    return Figures(
+    return StepFigures(
         system.name,
         workers,
         cluster.micro_batches,
@@ -131,9 +131,9 @@ def table(
     settings: Settings = Settings(),  # noqa: B008
 ) -> list[dict[str, Any]]:
     """A row per system and number of workers, with speedup over `torchrec` and scaling against the profile's reference."""
-    known: dict[tuple[str, int], Figures] = {}
+    known: dict[tuple[str, int], StepFigures] = {}
 
-    def figures(name: str, count: int) -> Figures:
+    def figures(name: str, count: int) -> StepFigures:
         if (name, count) not in known:
             known[name, count] = run(SYSTEMS[name], profile, count, settings)
         return known[name, count]

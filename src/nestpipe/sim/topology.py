@@ -18,7 +18,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AllToAll:
     """An All2All among `members` workers, in `groups` groups that do not wait for each other."""
 
     members: int
@@ -44,8 +44,8 @@ class Topology:
 
     workers: int
 
-    def exchange(self) -> Exchange:
-        return Exchange(self.workers, 1)
+    def exchange(self) -> AllToAll:
+        return AllToAll(self.workers, 1)
 
     def takes(self, network: NetworkCost, mb: float) -> Message:
         """An All2All of rows or gradients; `mb` as if all of it had to leave the worker."""
@@ -66,8 +66,8 @@ class Grouped(Topology):
 
     groups: int = 4
 
-    def exchange(self) -> Exchange:
-        return Exchange(self.workers // self.groups, self.groups)
+    def exchange(self) -> AllToAll:
+        return AllToAll(self.workers // self.groups, self.groups)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Hierarchical(Topology):
     speed: float = 8.0
 
     def takes(self, network: NetworkCost, mb: float) -> Message:
-        inside, between = Exchange(self.per_host, 1), Exchange(self.workers // self.per_host, 1)
+        inside, between = AllToAll(self.per_host, 1), AllToAll(self.workers // self.per_host, 1)
         first = inside.takes(network, mb * inside.remote() / self.speed)
         then = between.takes(network, mb * between.remote())
         return Message(first.wire + then.wire, first.after + then.after)
