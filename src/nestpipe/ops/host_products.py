@@ -1,7 +1,7 @@
 """Matrix products of a linear layer's backward pass on the host, at shapes that its vector registers like.
 
 A large weight whose width is no multiple of 8 gets columns of zeros for as long as a product takes.  A narrow one is
-multiplied the other way round.  Results are the layer's own: in the same bits with MKL on AVX2, and on any host they
+multiplied the other way round.  Results are the layer's own: in the same bits with MKL on an EPYC, and on any host they
 depend on shapes alone, so every schedule rounds the same way.
 
 Measured 2026-11-17, one thread, medians (quartiles) of 30 turns in one process, time without / with:
