@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from nestpipe.keys import dedup
+from nestpipe.keys.mixing import mix
 
 FEATURES, SAMPLES, IDS, EXPONENT = 26, 8192, 100_000, 1.05
 
@@ -30,10 +31,7 @@ def layouts(seed: int = 0) -> dict[str, np.ndarray]:
     span = (IDS + 1.0) ** (1 - EXPONENT) - 1
     ids = np.exp(np.log1p(u * span) / (1 - EXPONENT)).astype(np.int64).clip(1, IDS) - 1
     offset = (ids + IDS * np.arange(FEATURES)[:, None]).reshape(-1)
-    x = offset.astype(np.uint64)  # splitmix64's finalizer
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return {"offset": offset, "plain": ids.reshape(-1), "scrambled": (x ^ (x >> np.uint64(31))).view(np.int64)}
+    return {"offset": offset, "plain": ids.reshape(-1), "scrambled": mix(offset.view(np.uint64)).view(np.int64)}
 
 
 def check(keys: np.ndarray) -> int:

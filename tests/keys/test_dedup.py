@@ -1,4 +1,4 @@
-"""dedup, dedup_pairs and intersect against numpy, on keys that are dense, scattered, extreme or chosen to collide."""
+"""dedup, dedup_pairs and intersect_pairs against numpy, on keys that are dense, scattered, extreme or chosen to collide."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nestpipe.keys import dedup, dedup_pairs, intersect
+from nestpipe.keys import dedup, dedup_pairs
+from nestpipe.keys.dedup import intersect_pairs
 
 LOW, HIGH = -(2**63), 2**63 - 1
 _INVERSE_OF_MULTIPLIER = pow(0x9E3779B97F4A7C15, -1, 2**64)
 _TABLE_STEP = 0x9E3779B97F4A7C15
+KINDS = (np.uint16, np.int64)
+"""Of tables and keys."""
 
 any_key = st.one_of(st.integers(-5, 40), st.integers(LOW, HIGH), st.sampled_from([LOW, LOW + 1, -1, 0, HIGH - 1, HIGH]))
 
@@ -149,14 +152,18 @@ def test_pairs_with_the_same_word() -> None:
     check_pairs(np.array([0, 1, 0, 1, 1], np.uint16), keys)
 
 
-@given(st.sets(any_key, max_size=60), st.sets(any_key, max_size=60))
+pair_sets = st.sets(st.tuples(st.sampled_from([0, 1, 32767]), any_key), max_size=60)
+
+
+@given(pair_sets, pair_sets)
 @settings(max_examples=100, deadline=None)
-def test_intersect(a: set[int], b: set[int]) -> None:
-    """intersect finds the shared keys' places in both, in the order of the second."""
-    left, right = np.array(list(a), np.int64), np.array(list(b), np.int64)
-    in_left, in_right = intersect(left, right)
-    assert right[in_right].tolist() == [k for k in right.tolist() if k in a]
-    np.testing.assert_array_equal(left[in_left], right[in_right])
+def test_intersect(a: set[tuple[int, int]], b: set[tuple[int, int]]) -> None:
+    """intersect_pairs finds the places of the shared pairs on both sides, in the order of the second."""
+    left, right = list(a), list(b)
+    sides = (np.array([pair[i] for pair in side], kind) for side in (left, right) for i, kind in enumerate(KINDS))
+    in_left, in_right = intersect_pairs(*sides)
+    assert [right[i] for i in in_right] == [pair for pair in right if pair in a]
+    assert [left[i] for i in in_left] == [right[i] for i in in_right]
 
 
 @given(

@@ -23,7 +23,7 @@ from nestpipe import (
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.nn.collections import Collection
 from nestpipe.nn.local_rows import LocalRows
-from nestpipe.ops.pooling import Bags, PoolRows, Untrained, _pool_backward_with_torch, _pool_with_torch
+from nestpipe.ops.pooling import Untrained
 from nestpipe.sparse.attach import attach_collections
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.sparse.view import MicroBatchView
@@ -316,44 +316,6 @@ def test_weights_may_be_made_inside_the_model(change: str) -> None:
     pipeline.progress(iter([two_samples()]))
     grad = pipeline.model.weights.grad
     assert grad is not None and bool(grad.any()) == (change == "weights")
-
-
-# What runs on devices, checked on the host
-
-
-@settings(deadline=None, max_examples=40)
-@given(jagged())
-def test_the_torch_pooling_is_the_kernels(features: KeyedJaggedTensor) -> None:
-    """Promise: the plain torch operations that a device runs compute what the host's kernels do."""
-    samples, lookups, dim = features.stride(), 2, 3
-    index = np.concatenate([features[f].values().numpy() % 5 for f in ("f", "g")]).astype(np.int32)
-    lengths = torch.cat([features[f].lengths() for f in ("f", "g")]).numpy()
-    rows = upstream(torch.empty(5, dim, dtype=torch.float64))
-    weights = None
-    if features.weights_or_none() is not None:
-        weights = torch.cat([features[f].weights() for f in ("f", "g")]).requires_grad_()
-    columns = np.array([4, 0])
-
-    def some_bags() -> Bags:
-        return Bags(rows, torch.zeros_like(rows), index, lengths, np.array([True, False]), columns)
-
-    ours, theirs = some_bags(), some_bags()
-    shape = (samples, lookups * dim + 1)
-    wanted = PoolRows.apply(
-        torch.zeros(0, requires_grad=True), [weights], [ours], shape, *([] if weights is None else [weights])
-    )
-    found = torch.zeros(shape, dtype=torch.float64)
-    _pool_with_torch(theirs, weights, found)
-    used = [0, 1, 2, 4, 5, 6]
-    assert distance(found[:, used].numpy(), wanted[:, used].detach().numpy()) <= CLOSE
-    grad = upstream(wanted)
-    wanted.backward(grad)
-    weight_grad = _pool_backward_with_torch(theirs, weights, grad)
-    assert ours.grads is not None and theirs.grads is not None
-    assert distance(theirs.grads.numpy(), ours.grads.numpy()) <= CLOSE
-    if weights is not None:
-        assert weight_grad is not None and weights.grad is not None
-        assert distance(weight_grad.numpy(), weights.grad.numpy()) <= CLOSE
 
 
 def test_tables_configs_are_checked() -> None:

@@ -1,1 +1,1 @@
-"""Workers and what they say to each other: process groups per lane, exchanges of keys and rows, deadlines."""
+"""Workers and the messages between them: a process group per lane, exchanges of keys and rows, deadlines."""

@@ -1,4 +1,4 @@
-"""What can go wrong between workers.  Each message names the rank that noticed; the engine adds stage and batch."""
+"""Errors between workers.  Each message names the rank that noticed; the engine adds stage and batch."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from nestpipe.errors import NestPipeError
 
 
 class PeerLost(NestPipeError, RuntimeError):
-    """Another worker died or stalled: a consequence, whose cause is in that worker's own error."""
+    """Another worker died or stalled.  The cause is in that worker's own error."""

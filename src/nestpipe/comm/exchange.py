@@ -1,8 +1,8 @@
-"""All-to-all of byte ranges, and the all-reduce: each with a deadline, each naming who was waited for.
+"""All-to-all of byte ranges, and all-reduce.  Each has a deadline, and its error names the worker that did not answer.
 
-On gloo a large all-to-all runs half-duplex, so that messages go from worker to worker here, in pieces of which several are in
-context, and each way between two workers on a connection of its own (docs/log.md).  Sender and receiver both know a message's
-size, so pairs cut it the same way and nobody has to agree.
+A large all-to-all of gloo runs half-duplex.  So messages go from worker to worker here, in pieces with several in
+flight, and each direction between two workers has a connection of its own (docs/log.md).  Sender and receiver both know
+the size of a message, so they cut it the same way without agreeing first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_BYTES = 1000 * 1000
 
 
 class Traffic:
-    """Counts what left this worker."""
+    """Counts the bytes and messages that this worker sent."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0
@@ -36,22 +36,22 @@ class Traffic:
 
 
 class Exchange:
-    """One lane's talk with all other workers.  Calls are issued by one thread, in the same order on every worker."""
+    """The messages of one lane.  One thread issues all calls, in the same order on every worker."""
 
     def __init__(self, world: World, lane: str, traffic: Traffic | None = None, piece_bytes: int = PIECE_BYTES) -> None:
         self.world = world
         self.lane = lane
         self.group = world.groups.get(lane)
         self._back = world.groups.get(f"{lane} back", self.group)
-        """Where messages to a lower rank go."""
+        """Carries messages to lower ranks."""
         self.traffic = traffic or Traffic()
         self.piece_bytes = piece_bytes
         self._deadline = timedelta(seconds=world.timeout)
 
     def exchange(self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]) -> None:
-        """Sends sends[p] to worker p and fills receives[p] from worker p; entries of this worker itself are left alone.
+        """Sends sends[p] to worker p and fills receives[p] from worker p.  Ignores this worker's own entries.
 
-        Both are contiguous tensors per peer, of the same sizes in the same order on both sides.
+        Tensors are contiguous.  For each pair of workers, both sides list the same sizes in the same order.
         """
         if self.world.size == 1:
             return
@@ -60,7 +60,7 @@ class Exchange:
         pending: list[tuple[int, dist.Work]] = []
         peer = -1
         try:
-            # Start with the next rank and go round: not everybody sends to worker 0 first.
+            # Start with the next rank and go round, so that not all workers send to worker 0 first.
             for distance in range(1, self.world.size):
                 peer = (me - distance) % self.world.size
                 group = self.group if peer < me else self._back
@@ -77,10 +77,10 @@ class Exchange:
         self.traffic.add(sent, len(pending))
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
-        """In place; every worker ends with the same bits."""
+        """In place.  Every worker ends with the same bits."""
         if self.world.size == 1:
             return
-        two_ways = self._back is not self.group  # others have one for patience, not for speed
+        two_ways = self._back is not self.group  # the other lanes are not built for speed
         if self.world.size == 2 and two_ways and op == dist.ReduceOp.SUM and tensor.device.type == "cpu":
             self._sum_with_other(tensor)
             return
@@ -92,7 +92,7 @@ class Exchange:
         self.traffic.add(int(ring * tensor.numel() * tensor.element_size()), 1)
 
     def _sum_with_other(self, tensor: Tensor) -> None:
-        """Of two workers: a ring would move the same bytes in two rounds, the second waiting for the first."""
+        """Sums with the other of two workers.  A ring would move the same bytes in two rounds, one after the other."""
         assert tensor.is_contiguous()
         other = 1 - self.world.rank
         theirs = torch.empty_like(tensor)
@@ -101,7 +101,7 @@ class Exchange:
             [[tensor] if peer == other else nothing for peer in range(2)],
             [[theirs] if peer == other else nothing for peer in range(2)],
         )
-        tensor.add_(theirs)  # a + b is b + a to the last bit, but for two NaNs
+        tensor.add_(theirs)  # a + b and b + a are the same bits, except for two NaNs
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         pieces: list[Tensor] = []

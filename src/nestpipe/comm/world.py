@@ -1,6 +1,6 @@
-"""The workers of a run: who this one is, and one process group per lane that talks.
+"""The workers of a run: the rank of this one, and a process group for every lane that communicates.
 
-A process group is used by one issuing thread only: gloo mixes up messages of two threads that share one.
+Only one thread issues calls on a process group: gloo mixes up the messages of two threads that share one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from datetime import timedelta
 import torch.distributed as dist
 
 LANE_GROUPS = ("route", "network", "network back", "dense", "dense back", "metrics", "checkpoint")
-"""`network back` carries what goes to a lower rank: gloo's thread spins where one connection is written and read at a time.
-`dense back` does where there are two workers; more sum by gloo's ring.
+"""`network back` carries messages to lower ranks: gloo's thread spins if a connection is written and read at the same
+time. `dense back` does the same for two workers; more workers sum by gloo's ring.
 
-`checkpoint` is for workers that have written their part and wait for the others: as long as a disk may take."""
+`checkpoint` is for workers that have written their part and wait for the others, which may take as long as a disk
+does."""
 DISK_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class World:
-    """`groups` has a process group per talking lane; it is empty for a single worker, which never talks."""
+    """`groups` has a process group for every lane that communicates.  It is empty for a single worker."""
 
     rank: int
     size: int
@@ -34,9 +35,9 @@ class World:
 
     @staticmethod
     def join(timeout: float = 300.0) -> World:
-        """Joins the launch that torchrun's environment describes (a single worker where there is none).
+        """Joins the launch that torchrun's environment describes, or is a single worker if there is none.
 
-        Uses the default process group where it exists already, so that a user's own `init_process_group` counts.
+        Uses the default process group if it exists, so a user may call `init_process_group` first.
         """
         if not dist.is_initialized():
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -53,6 +54,6 @@ class World:
         return World(dist.get_rank(), dist.get_world_size(), groups, timeout)
 
     def leave(self) -> None:
-        """Ends all process groups; waits for nobody."""
+        """Ends all process groups without waiting for other workers."""
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""Random numbers by counter: what is drawn depends on a key and a number alone, never on what was drawn before.
+"""Random numbers by counter: a draw depends on a key and a number, never on earlier draws.
 
-So sample i is the same sample whatever the batch size, the worker or the order of reading.  `mix` is the finalizer of
-splitmix64, and `mix(key + n * STEP)` its n-th number.  numba's cache does not see that a kernel's callee in another
-file has changed: whoever edits the kernels here deletes `__pycache__` of this folder.
+So sample i is the same whatever the batch size, the worker or the order of reading.  The n-th number of a key is
+`mix(key + n * STEP)`, that is splitmix64 (`keys/mixing.py`).  Do not change a bit here: generated data would change
+with it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import hashlib
 import numba
 import numpy as np
 
-STEP = np.uint64(0x9E3779B97F4A7C15)
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
-_S11, _S16, _S27, _S30, _S31, _S32, _S48 = (np.uint64(s) for s in (11, 16, 27, 30, 31, 32, 48))
+from nestpipe.keys.mixing import STEP, mix, uniform
+
+__all__ = ["STEP", "bell", "derive", "mix", "permutation", "power_law_rank", "power_law_span", "uniform"]
+
+_S16, _S32, _S48 = (np.uint64(s) for s in (16, 32, 48))
 _LOW16 = np.uint64(0xFFFF)
 _BELL = 1.0 / (65536.0 / np.sqrt(3.0))
 
@@ -27,22 +28,8 @@ def derive(seed: int, *names: str | int) -> np.uint64:
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def mix(x: np.uint64) -> np.uint64:
-    """A bijection of 64 bits after which neighbours have nothing in common."""
-    x = (x ^ (x >> _S30)) * _M1
-    x = (x ^ (x >> _S27)) * _M2
-    return x ^ (x >> _S31)
-
-
-@numba.njit(nogil=True, cache=True, inline="always")
-def uniform(x: np.uint64) -> float:
-    """Random bits to a number in 0 <= u < 1."""
-    return np.float64(np.int64(x >> _S11)) * (1.0 / 9007199254740992.0)
-
-
-@numba.njit(nogil=True, cache=True, inline="always")
 def bell(x: np.uint64) -> float:
-    """Random bits to a number of mean 0 and variance 1, nearly normal (a sum of four, so never beyond 3.5)."""
+    """Random bits to a number of mean 0 and variance 1, nearly normal.  A sum of four, so never beyond 3.5."""
     low = np.int64(x & _LOW16) + np.int64((x >> _S16) & _LOW16)
     high = np.int64((x >> _S32) & _LOW16) + np.int64(x >> _S48)
     return np.float64(low + high - 131070) * _BELL
@@ -56,7 +43,7 @@ def power_law_span(count: int, exponent: float) -> float:
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def power_law_rank(u: float, count: int, exponent: float, span: float) -> int:
-    """The u-quantile of a power law over ranks 0..count-1 (x^-exponent on 1..count+1, cut to whole numbers).
+    """The u-quantile of a power law over ranks 0..count-1: x^-exponent on 1..count+1, rounded down.
 
     Analytic, so it needs no table however many ids there are.
     """
@@ -76,5 +63,5 @@ def _marks(count: int, key: np.uint64) -> np.ndarray:
 
 
 def permutation(count: int, key: np.uint64) -> np.ndarray:
-    """0..count-1 in an order that depends on `key` alone (`mix` is a bijection, so there are no ties)."""
+    """0..count-1 in an order that depends on `key` alone.  `mix` is a bijection, so there are no ties."""
     return np.argsort(_marks(count, key), kind="stable")

@@ -1,11 +1,11 @@
 """The dense side of one worker: a replica of the model's parameters whose gradients lie in one flat buffer per dtype.
 
-The buffer is divided into buckets, last parameters first, because a backward pass finishes those first: a bucket can be summed
-over the workers while the rest is still being computed.  Which bucket a parameter is in depends on the model alone, since with
-more than two workers the division decides in which order numbers are added.
+The buffer is divided into buckets, last parameters first, because a backward pass finishes those first.  A bucket can
+be summed over the workers while the rest is still being computed.  The model alone decides which bucket a parameter is
+in: with more than two workers, the division determines in which order numbers are added.
 
-Where gradients are made after the backward passes, bucket by bucket, their order is ours: those that are there already come
-first, then the largest, so that the link is fed early and what is left to send at the end is little.
+Deferred weight gradients are made bucket by bucket, in any order we like.  Buckets without deferred gradients come
+first, then the largest ones.  So the link is busy early, and little is left to send at the end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from nestpipe.comm.exchange import Exchange
 from nestpipe.tables import kernels
 
 BUCKETS = 4
-"""As many as this where gradients are large enough."""
+"""How many buckets large gradients get."""
 LEAST_BYTES, MOST_BYTES = 1 << 18, 25 << 20
-"""Of a bucket; a parameter is never divided."""
+"""The size of a bucket.  A parameter is never divided."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are summed together, and whose they are."""
+    """Gradients that are summed together, and their parameters."""
 
     flat: Tensor
     parameters: list[nn.Parameter]
@@ -41,12 +41,12 @@ class DenseReplica:
     """Gradients are views into flat buffers.  A parameter that no batch uses has gradient 0."""
 
     def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], exchange: Exchange, late: Collection[nn.Parameter] = ()
+        self, named: Iterable[tuple[str, nn.Parameter]], exchange: Exchange, deferred: Collection[nn.Parameter] = ()
     ) -> None:
-        """`named`: all of the model's; `late`: those whose gradients are made after the backward passes."""
+        """`named`: all parameters of the model; `deferred`: those with deferred gradients."""
         self._trains = {p: (name, p.requires_grad) for name, p in named}
         self.parameters = [p for p, (_, trains) in self._trains.items() if trains]
-        late_ones = set(late)
+        made_later = set(deferred)
         self.exchange = exchange
         self._flat: list[Tensor] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
@@ -68,23 +68,23 @@ class DenseReplica:
                 if (at - begin) * flat.element_size() >= enough or at == len(flat):
                     self.buckets.append(Bucket(flat[begin:at], inside))
                     begin, inside = at, []
-        if late_ones:
-            self.buckets.sort(key=lambda b: (not late_ones.isdisjoint(b.parameters), -b.nbytes))
+        if made_later:
+            self.buckets.sort(key=lambda b: (not made_later.isdisjoint(b.parameters), -b.nbytes))
 
     def clear(self) -> None:
-        """Zeroes the gradients and makes sure that the parameters' `grad` are still ours."""
+        """Zeroes the gradients and sets every parameter's `.grad` to its view."""
         for flat in self._flat:
             flat.zero_()
         for parameter, view in self._views:
             parameter.grad = view
 
     def finished(self) -> None:
-        """After the last backward pass of a batch: the gradients are where they were put, and there are no others."""
+        """After a batch's last backward pass: RuntimeError if the user changed `requires_grad` or `.grad`."""
         for parameter, (name, trained) in self._trains.items():
             if parameter.requires_grad != trained:
                 raise RuntimeError(
-                    f"requires_grad of {name} was {trained} when the pipeline was made and is not now: set it before; for a "
-                    "part of the model that is to train later, or no longer, use an optimizer group with a learning rate of 0"
+                    f"requires_grad of {name} was {trained} when the pipeline was made and has changed: set it before. To "
+                    "train a part of the model later, or no longer, use an optimizer group with a learning rate of 0"
                 )
         for parameter, view in self._views:
             if parameter.grad is None or parameter.grad.data_ptr() != view.data_ptr():
@@ -93,7 +93,7 @@ class DenseReplica:
                 )
 
     def check_owned(self, optimizer: torch.optim.Optimizer) -> None:
-        """ValueError if it would step a parameter that is none of the model's: nobody sums or clears that one's gradients."""
+        """Raises ValueError if the optimizer has a parameter that is not the model's: its gradient is never summed."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter not in self._trains:
@@ -103,7 +103,7 @@ class DenseReplica:
                     )
 
     def reduce(self, bucket: int) -> None:
-        """Sums the gradients of all workers.  Afterwards they are the same bits everywhere."""
+        """Sums a bucket's gradients over all workers.  Every worker ends with the same bits."""
         if self.buckets:
             self.exchange.all_reduce(self.buckets[bucket].flat)
 
@@ -116,7 +116,7 @@ class DenseReplica:
 
 
 def _sum_of_squares(flat: Tensor) -> float:
-    """In float64.  On the host in one pass, with no copy in float64."""
+    """In float64.  On the host in one pass and without a float64 copy."""
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         return float(kernels.sum_of_squares(flat.numpy().reshape(1, -1)))
     return float(torch.sum(flat.double().square()))

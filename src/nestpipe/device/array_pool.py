@@ -1,8 +1,8 @@
-"""Memory for what every batch needs anew: used again as soon as nobody holds it, not given back and asked for again.
+"""Host memory for the arrays of a batch, reused as soon as nothing refers to it.
 
-Several lanes allocate a few megabytes each for every batch.  From the heap that is page faults in every step, and over days a
-heap in pieces.  A block is free when no array and no tensor refers to it any more, so nobody has to give it back, and a user who
-keeps a view of a batch's rows keeps them as they were.
+Several lanes allocate a few megabytes for every batch.  On the heap that costs page faults in every step, and fragments
+the heap over days.  A block is free when no array and no tensor refers to it any more, so callers never return it.  A
+user who keeps a view of a batch's rows keeps them unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 LEAST_BYTES = 1 << 12
 PATIENCE = 2_000
-"""A block that nobody has asked for in so many requests is given back: it was needed once, when batches met by chance."""
+"""A block that has not been used for this many requests is freed: it served a peak, when several batches overlapped."""
 
 
 class _Block:
@@ -30,7 +30,7 @@ class _Block:
 
 
 class ArrayPool:
-    """Safe from any lane."""
+    """Blocks of memory by size, powers of two.  Safe from any thread."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[_Block]] = defaultdict(list)
@@ -38,15 +38,15 @@ class ArrayPool:
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-        """An array with anything in it."""
+        """An uninitialized array."""
         dtype = np.dtype(dtype)
-        count = int(math.prod(shape))  # a dimension may be a number of numpy's
+        count = int(math.prod(shape))  # a dimension may be a numpy integer
         size = max(LEAST_BYTES, 1 << (count * dtype.itemsize - 1).bit_length()) if count else LEAST_BYTES
         with self._lock:
             self._requests += 1
             if self._requests % PATIENCE == 0:
-                self._give_back()
-            # The first that is free, so that those behind it are used only when all before them are not.
+                self._free_unused()
+            # The first free block, so that later ones are used only at peaks and can be freed after them.
             block = next((block for block in self._blocks[size] if block.free), None)
             if block is None:
                 block = _Block(size)
@@ -56,17 +56,17 @@ class ArrayPool:
 
     @property
     def bytes(self) -> int:
-        """Held now, in use or free."""
+        """The size of all blocks, in use or free."""
         with self._lock:
             return sum(size * len(blocks) for size, blocks in self._blocks.items())
 
-    def _give_back(self) -> None:
+    def _free_unused(self) -> None:
         for blocks in self._blocks.values():
             blocks[:] = [b for b in blocks if not b.free or b.used_at > self._requests - PATIENCE]
 
 
 def _references() -> int:
-    """What getrefcount says of an array that only its block holds."""
+    """What getrefcount returns for an array that only its block refers to."""
     block = _Block(1)
     return sys.getrefcount(block.array)
 

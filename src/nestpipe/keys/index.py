@@ -1,8 +1,9 @@
 """A hash index from (table, key) to a slot number that grows and deletes.
 
-Open addressing with linear probing.  An entry is 8 bytes: 24 bits of the hash, then slot + 1 (0 = empty), so that a probe reads
-the key itself, in `slot_keys`, only where it will almost surely match.  Deletion shifts later entries back: no tombstones, so a
-table that churns for days does not slow down.  The table doubles at 3/4 full: 11 to 22 bytes per key, plus 10 for the key.
+Open addressing with linear probing.  An entry is 8 bytes: 24 bits of the hash, then slot + 1 (0 = empty).  A probe
+reads the key itself, in `slot_keys`, only where it will almost surely match.  Deletion shifts later entries back and
+leaves no tombstones, so a table that churns for days does not slow down.  The table doubles at 3/4 full: 11 to 22 bytes
+per key, plus 10 for the key.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numba
 import numpy as np
 
 from nestpipe.keys.mixing import hash_of
-from nestpipe.keys.native import prefetch_to_read
+from nestpipe.keys.prefetch import prefetch
 from nestpipe.keys.slab import Slab
 
 _SLOT_BITS = np.uint64(40)
@@ -26,13 +27,13 @@ _BLOCK = 64
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _entry(h, slot):  # type: ignore[no-untyped-def]
-    # Hash bits 40..63 beside the slot: the place in the table comes from the low bits, so the two are independent.
+    # Hash bits 40..63 go beside the slot.  The place in the table comes from the low bits, so the two are independent.
     return (h & ~_SLOT_MASK) | (np.uint64(slot) + _ONE)
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _find(entries, mask, slot_tables, slot_keys, h, table, key):  # type: ignore[no-untyped-def]
-    """Where the pair's entry is, or the empty entry where it would go: (place, slot or -1)."""
+    """(place, slot) of the pair's entry, or (place of the empty entry where it would go, -1)."""
     at = h & mask
     while True:
         entry = entries[at]
@@ -47,17 +48,17 @@ def _find(entries, mask, slot_tables, slot_keys, h, table, key):  # type: ignore
 
 @numba.njit(nogil=True, cache=True)
 def _fetch_ahead(entries, mask, slot_tables, slot_keys, tables, keys, start, stop, hashes):  # type: ignore[no-untyped-def]
-    """Hashes a block of pairs and asks for the lines that finding them will read, so that their misses overlap."""
+    """Hashes a block of pairs and prefetches the lines that `_find` will read, so that their misses overlap."""
     for i in range(start, stop):
         h = hash_of(tables[i], keys[i])
         hashes[i - start] = h
-        prefetch_to_read(entries, h & mask)
+        prefetch(entries, h & mask)
     for i in range(stop - start):
         entry = entries[hashes[i] & mask]
         if entry != _EMPTY:
             slot = (entry & _SLOT_MASK) - _ONE
-            prefetch_to_read(slot_keys, slot)
-            prefetch_to_read(slot_tables, slot)
+            prefetch(slot_keys, slot)
+            prefetch(slot_tables, slot)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -73,8 +74,8 @@ def _find_all(entries, slot_tables, slot_keys, tables, keys, slots):  # type: ig
 
 @numba.njit(nogil=True, cache=True)
 def _insert_all(entries, slot_tables, slot_keys, tables, keys, start, room, free, free_count, used, slots):  # type: ignore[no-untyped-def]
-    """Slots of the pairs from `start` on, new ones taken from the free list, then from the end; stops where a pair is new and
-    `room` new ones have been taken.  Returns where it stopped and the new (free_count, used)."""
+    """Fills the slots of the pairs from `start` on.  New pairs take slots from the free list, then from the end.  Stops
+    at a new pair once `room` new ones have been taken.  Returns where it stopped and the new (free_count, used)."""
     mask = np.uint64(entries.shape[0] - 1)
     hashes = np.empty(_BLOCK, np.uint64)
     begin = block = start
@@ -104,7 +105,7 @@ def _insert_all(entries, slot_tables, slot_keys, tables, keys, start, room, free
 
 @numba.njit(nogil=True, cache=True)
 def _delete_all(entries, slot_tables, slot_keys, tables, keys, freed):  # type: ignore[no-untyped-def]
-    """Removes the pairs that are there; their slots go to `freed`.  Returns how many."""
+    """Removes the pairs that exist and fills `freed` with their slots.  Returns how many."""
     mask = np.uint64(entries.shape[0] - 1)
     count = 0
     for i in range(keys.shape[0]):
@@ -151,16 +152,17 @@ def _live(entries, slots):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Found:
-    """Slots of keys, -1 where there was none, and how many deletions the index had seen by then."""
+    """Slots of keys, -1 for a missing key, and the number of deletions when they were looked up."""
 
     slots: np.ndarray
     deletions: int
 
 
 class HashIndex:
-    """Maps (table, key) to a slot; slots are dense small numbers that are used again after a delete.
+    """Maps (table, key) to a slot.  Slots are dense small numbers; a delete frees them for reuse.
 
-    Every method takes arrays (tables uint16, keys int64) and may be called from any thread: one lock, held without the GIL.
+    Every method takes arrays (tables uint16, keys int64) and may be called from any thread: one lock, held without the
+    GIL.
     """
 
     def __init__(self, max_rows: int | None = None) -> None:
@@ -171,7 +173,7 @@ class HashIndex:
         self._free_count = 0
         self._used = 0
         self.deletions = 0
-        """Grows whenever keys are removed: slots that were found before may belong to others after it."""
+        """Grows with every `delete`: a slot found before it may belong to another key after it."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -183,7 +185,7 @@ class HashIndex:
         return self._used
 
     def find(self, keys: np.ndarray, tables: np.ndarray | None = None) -> np.ndarray:
-        """The slot of every key, -1 where there is none."""
+        """The slot of every key, -1 for a missing key."""
         tables = _tables(keys, tables)
         slots = np.empty(len(keys), np.int64)
         with self._lock:
@@ -191,7 +193,7 @@ class HashIndex:
         return slots
 
     def settle(self, keys: np.ndarray, tables: np.ndarray, found: Found | None) -> np.ndarray:
-        """As `insert`, where an earlier `look` at the same keys has done most of it."""
+        """As `insert`, after an earlier `look` at the same keys has done most of the work."""
         if found is None or found.deletions != self.deletions:
             return self.insert(keys, tables)
         slots = found.slots
@@ -202,18 +204,18 @@ class HashIndex:
         return slots
 
     def look(self, keys: np.ndarray, tables: np.ndarray) -> Found:
-        """As `find`, to be remembered for a later `settle`."""
-        deletions = self.deletions  # read first: what is removed meanwhile makes the find too old, never too young
+        """As `find`, to be kept for a later `settle`."""
+        deletions = self.deletions  # Read first: a delete in between makes the find look older than it is, never newer.
         return Found(self.find(keys, tables), deletions)
 
     def insert(self, keys: np.ndarray, tables: np.ndarray | None = None) -> np.ndarray:
-        """The slot of every key; keys that were not there get one."""
+        """The slot of every key.  New keys get one."""
         tables = _tables(keys, tables)
         slots = np.empty(len(keys), np.int64)
         done = 0
         with self._lock:
             while True:
-                # Grown only when a key is new and has no room: a batch of known keys never doubles a table for nothing.
+                # Grow only for a new key without room: a batch of known keys never doubles a table for nothing.
                 room = min(3 * len(self._entries) // 4 - len(self), self.slot_keys.max_rows - len(self))
                 done, self._free_count, self._used = _insert_all(
                     self._entries,
@@ -233,7 +235,7 @@ class HashIndex:
                 self._grow()
 
     def delete(self, keys: np.ndarray, tables: np.ndarray | None = None) -> np.ndarray:
-        """Removes the keys that are there and returns their slots, which later inserts use again."""
+        """Removes the keys that exist and returns their slots, which later inserts reuse."""
         tables = _tables(keys, tables)
         freed = np.empty(len(keys), np.int64)
         with self._lock:
@@ -259,11 +261,11 @@ class HashIndex:
             return self._free[: self._free_count].copy()
 
     def nbytes(self) -> int:
-        """Bytes that hold entries and keys: all that a row costs beyond its values and optimizer state."""
+        """Bytes that hold entries and keys: the cost of a row beyond its values and optimizer state."""
         return self.heap_nbytes() + self._used * (8 + 2)
 
     def heap_nbytes(self) -> int:
-        """The part of it that malloc gave: entries, which double as they fill.  Keys lie in slabs, outside its account."""
+        """The part of `nbytes` that comes from malloc: entries, which double as they fill.  Keys lie in slabs."""
         return self._entries.nbytes + self._free.nbytes
 
     def _grow(self) -> None:

@@ -1,14 +1,22 @@
-"""Hashing of (table, key) pairs.  A change here moves rows between workers and breaks old checkpoints' placement."""
+"""splitmix64, and the hash of a (table, key) pair built on it.
+
+Do not change a bit of this file: hashes decide which worker owns a row, how a new row starts, and what generated data
+holds. Old checkpoints and digests depend on them.
+
+numba's cache does not notice when a callee in another file changes.  After editing the kernels here, delete every
+`__pycache__`.
+"""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
-_TABLE_STEP = np.uint64(0x9E3779B97F4A7C15)
+STEP = np.uint64(0x9E3779B97F4A7C15)
+"""The increment of splitmix64: `mix(key + n * STEP)` is its n-th number."""
 _MUL_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MUL_2 = np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_S11, _S27, _S30, _S31, _S32 = (np.uint64(s) for s in (11, 27, 30, 31, 32))
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
@@ -21,9 +29,15 @@ def mix(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
+def uniform(x):  # type: ignore[no-untyped-def]
+    """The upper 53 of 64 random bits as a float64 in [0, 1)."""
+    return np.float64(np.int64(x >> _S11)) * (1.0 / 9007199254740992.0)
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
 def word_of(table, key):  # type: ignore[no-untyped-def]
     """One word for a pair: different for different keys of a table, hardly ever the same for different tables."""
-    return np.uint64(key) + np.uint64(table) * _TABLE_STEP
+    return np.uint64(key) + np.uint64(table) * STEP
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
@@ -39,13 +53,13 @@ def owner_from_hash(h, workers):  # type: ignore[no-untyped-def]
 
 
 def share_of(worker: int, workers: int) -> range:
-    """The high 32 bits of the hashes that one of `workers` owns: a range, so that another number of workers cuts few of them."""
+    """The high 32 bits of the hashes that `worker` owns.  A range, so another number of workers splits few of them."""
     return range(-(-(worker << 32) // workers), -(-((worker + 1) << 32) // workers))
 
 
 @numba.njit(nogil=True, cache=True)
 def owners_of(tables, keys, workers):  # type: ignore[no-untyped-def]
-    """The owner of every (table, key) pair, int64 in 0..workers-1; depends on nothing else."""
+    """The owner of every (table, key) pair, int64 in 0..workers-1.  Depends on nothing else."""
     owners = np.empty(keys.shape[0], np.int64)
     for i in range(keys.shape[0]):
         owners[i] = owner_from_hash(hash_of(tables[i], keys[i]), workers)

@@ -1,7 +1,7 @@
 """Memory for rows that grows without moving what is there.
 
-A slab reserves address space for all the rows this machine could ever hold and lets the kernel supply pages as rows are first
-written.  So there is one contiguous array for kernels to index, growth copies nothing, and what is not used costs nothing.
+A slab reserves address space for all the rows this machine could ever hold.  The operating system supplies pages as
+rows are first written.  Kernels index one contiguous array, growth copies nothing, and unused rows cost nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _NORESERVE = 0x4000 if os.name == "posix" and os.uname().sysname == "Linux" else
 
 
 def machine_bytes() -> int:
-    """The memory of this machine: more can never be used, so more need not be reserved."""
+    """The memory of this machine: the most that any slab can ever use."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Slab:
-    """`rows` is an array [max_rows, *row_shape], zero until written.  Pointers into it stay valid for the slab's life."""
+    """`rows` is an array [max_rows, *row_shape], zero until written.  Pointers into it stay valid."""
 
     def __init__(self, dtype: np.typing.DTypeLike, row_shape: tuple[int, ...], max_rows: int | None = None) -> None:
         dtype = np.dtype(dtype)
@@ -42,7 +42,7 @@ class Slab:
         self.rows: np.ndarray = flat.view(dtype).reshape((max_rows, *row_shape))
 
     def reserve(self, rows: int) -> None:
-        """Fails, with what to do, where `rows` rows can never fit; costs nothing otherwise."""
+        """Raises MemoryError, with what to do, if `rows` rows can never fit.  Costs nothing otherwise."""
         if rows > self.max_rows:
             raise MemoryError(
                 f"a table shard needs {rows} rows but this machine has room for {self.max_rows}: "

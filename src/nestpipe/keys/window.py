@@ -1,7 +1,7 @@
-"""The keys of one window (all micro-batches of a batch on this worker): each once, where first and last used, and whose it is.
+"""The keys of a window (all micro-batches of a batch on this worker): each once, its owner, first and last use.
 
-Rows are frozen from sync to update, so a row travels once per window, with the micro-batch that uses it first, and its gradient
-once, with the micro-batch that uses it last (window dedup).
+Rows are frozen from sync to update.  So a row travels once per window, with the micro-batch that uses it first.  Its
+gradient travels once, with the micro-batch that uses it last (window dedup).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from nestpipe.keys.mixing import hash_of, owner_from_hash, word_of
 
 @dataclass(frozen=True)
 class Window:
-    """U unique keys ordered by (micro-batch of first use, owner, first occurrence): the rows of a message are a range.
+    """U unique keys by (micro-batch of first use, owner, first occurrence), so the rows of a message are a range.
 
-    Places in that order are what `inverse`, `last_order` and the window's row buffer speak of.
+    `inverse`, `last_order` and the window's row buffer count places in that order.
     """
 
     tables: np.ndarray
     keys: np.ndarray
     inverse: np.ndarray
-    """For every occurrence, in the order the keys were given, the place of its key."""
+    """The place of the key of every occurrence, in the order the keys were given."""
     last: np.ndarray
-    """For every key the micro-batch of its last use."""
+    """The micro-batch of the last use of every key."""
     first_ends: np.ndarray
-    """[N, W]: where the keys first used in m and owned by w end; they begin where the one before ends."""
+    """[N, W]: where the run of keys first used in m and owned by w ends.  It begins where the run before ends."""
     last_order: np.ndarray
     """Places ordered by (micro-batch of last use, owner, place)."""
     last_ends: np.ndarray
-    """[N, W]: as first_ends, into last_order."""
+    """[N, W]: as first_ends, for runs of last_order."""
     by_micro: bool = False
-    """Each micro-batch is a window of its own: keys that several use are there several times."""
+    """Each micro-batch is a window of its own: a key that several use occurs several times."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -48,19 +48,19 @@ class Window:
         return run_of(self.last_ends, micro, owner)
 
     def arrived(self, micro: int) -> int:
-        """How many rows, counted from the front, are there once micro-batch `micro`'s have come."""
+        """How many rows, counted from the front, have arrived once those of micro-batch `micro` have."""
         return int(self.first_ends[micro, -1])
 
 
 def run_of(ends: np.ndarray, micro: int, worker: int) -> tuple[int, int]:
-    """Where the run of (micro-batch, worker) begins and ends, by the [N, W] ends of all runs."""
+    """Where the run of (micro-batch, worker) begins and ends, given the [N, W] ends of all runs."""
     at = micro * ends.shape[1] + worker
     return (ends.item(at - 1) if at else 0), ends.item(at)
 
 
 @numba.njit(nogil=True, cache=True)
 def order_by(majors, minors, major_count, minor_count):  # type: ignore[no-untyped-def]
-    """A stable counting sort by (major, minor): the order and the [major_count, minor_count] ends of each run."""
+    """Stable counting sort by (major, minor): the order, and the [major_count, minor_count] ends of the runs."""
     ends = np.zeros(major_count * minor_count, np.int64)
     for i in range(majors.shape[0]):
         ends[majors[i] * minor_count + minors[i]] += 1
@@ -79,7 +79,7 @@ def order_by(majors, minors, major_count, minor_count):  # type: ignore[no-untyp
 
 @numba.njit(nogil=True, cache=True)
 def _lowest_of_tables(keys, segment_ends, segment_tables):  # type: ignore[no-untyped-def]
-    """The least key of every table, and whether the keys of each are dense enough to be their own places."""
+    """The least key of every table, and whether all tables' keys are dense enough to be their own places."""
     limit = dense_limit(keys.shape[0])
     tables = np.int64(segment_tables.max()) + 1 if len(segment_tables) else 0
     low, high = np.zeros(tables, np.int64), np.full(tables, -1, np.int64)
@@ -104,7 +104,7 @@ def _lowest_of_tables(keys, segment_ends, segment_tables):  # type: ignore[no-un
 
 @numba.njit(nogil=True, cache=True)
 def _firsts_by_table(keys, segment_ends, segment_tables, low, places, reps):  # type: ignore[no-untyped-def]
-    """One table after another, so that all share the same few places and these stay in the cache."""
+    """Goes table by table, so that all tables share the same few places and these stay in the cache."""
     words = keys.view(np.uint64)
     one = np.zeros(segment_ends.shape[0], np.int32)
     segments, ends = order_by(segment_tables, one, low.shape[0], 1)
@@ -197,7 +197,7 @@ def plan_window(
 ) -> Window:
     """Plans the keys of a window, given in segments (one per micro-batch and feature, micro-batches ascending).
 
-    `by_micro`: dedup per micro-batch: more rows travel, and no more than one micro-batch's need be held.
+    `by_micro`: dedup per micro-batch.  More rows travel, but a worker holds those of one micro-batch only.
     """
     if by_micro:
         return _plan_by_micro(keys, segment_ends, segment_tables, segment_micros, micros, workers)
@@ -206,7 +206,7 @@ def plan_window(
 
 
 def _plan_by_micro(keys, segment_ends, segment_tables, segment_micros, micros, workers) -> Window:  # type: ignore[no-untyped-def]
-    """Every micro-batch planned as a window of its own, then put one after another."""
+    """Plans every micro-batch as a window of its own and concatenates the plans."""
     first_ends = np.empty((micros, workers), np.int64)
     tables: list[np.ndarray] = []
     unique: list[np.ndarray] = []
@@ -215,8 +215,8 @@ def _plan_by_micro(keys, segment_ends, segment_tables, segment_micros, micros, w
     for m in range(micros):
         mine = segment_micros == m
         end = int(segment_ends[mine][-1]) if mine.any() else done
-        nobody = np.zeros(int(mine.sum()), np.int32)
-        part = plan_window(keys[done:end], segment_ends[mine] - done, segment_tables[mine], nobody, 1, workers)
+        zeros = np.zeros(int(mine.sum()), np.int32)
+        part = plan_window(keys[done:end], segment_ends[mine] - done, segment_tables[mine], zeros, 1, workers)
         tables.append(part.tables)
         unique.append(part.keys)
         inverse.append(part.inverse + np.int32(rows))

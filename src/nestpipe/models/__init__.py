@@ -1,1 +1,1 @@
-"""Models: plain nn.Modules, one file each.  They know the collections and nothing of engine, workers or schedules."""
+"""Models: plain nn.Modules, one file each.  They import nn, ops and data, never the engine."""

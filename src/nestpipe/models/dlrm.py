@@ -20,7 +20,7 @@ class DLRMConfig:
     """The [model] section of a DLRM recipe."""
 
     dim: int = 16
-    """Embedding dimension; the bottom MLP ends in it too."""
+    """Embedding dimension, and the output of the bottom MLP."""
     bottom: list[int] = field(default_factory=lambda: [64, 32])
     """Hidden layers of the bottom MLP."""
     top: list[int] = field(default_factory=lambda: [64, 32])
@@ -46,7 +46,7 @@ class DenseArch(nn.Module):
         self.bottom = mlp([dense_features, *config.bottom, config.dim], last_relu=True) if dense_features else None
         vectors = sparse_features + (1 if dense_features else 0)
         if vectors < 2:
-            raise ValueError("a DLRM of one sparse feature and no dense ones has no pairs to look at: add a feature")
+            raise ValueError("one sparse feature and no dense one make no pairs for DLRM's interaction: add a feature")
         pairs = vectors * (vectors - 1) // 2
         self.top = mlp([pairs + (config.dim if dense_features else 0), *config.top, 1], last_relu=False)
 

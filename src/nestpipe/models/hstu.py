@@ -1,8 +1,9 @@
 """HSTU for next-item prediction: pointwise gated attention over a user's history, trained with sampled softmax.
 
-One block, on the tokens x [T, d] of all histories, one after the other:  u, v, q, k = split(silu(W norm(x)));
-a = (silu(q k' + bias) / N, causal, within a history) v;  x + W_o dropout(u * norm(a)).  No softmax in the attention, no
-feed-forward part.  `bias` is learned per distance in places and per logarithmic bucket of the time between the two events.
+One block, on the tokens x [T, d] of all histories, one after the other:  u, v, q, k = split(silu(W norm(x))); a =
+(silu(q k' + bias) / N, causal, within a history) v;  x + W_o dropout(u * norm(a)).  The attention has no softmax, the
+block no feed-forward part.  `bias` is learned per distance in places and per logarithmic bucket of the time between two
+events.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class HSTUConfig:
     blocks: int = 2
     heads: int = 1
     head_dim: int | None = None
-    """Per head, for queries, keys, values and gates; None: dim / heads."""
+    """Per head, for queries, keys, values and gates.  None: dim / heads."""
     max_length: int = 200
-    """Longest history; data.max_length must not be above it."""
+    """Longest history.  data.max_length must not be larger."""
     dropout: float = 0.2
     temperature: float = 0.05
 
@@ -76,11 +77,11 @@ class Block(nn.Module):
 
 
 class HSTU(nn.Module):
-    """Next-item prediction.  In training, the mean sampled-softmax loss over all positions; in evaluation, a query per user.
+    """Next-item prediction: in training, the mean sampled-softmax loss over all positions; else a query per user.
 
-    Features: `history` [n ids], `target` (the next item of every position; one in evaluation), `negatives` (the same number for
-    every position), `time` [n + 1 times].  Outputs: unit vectors [B, dim] of each user's last position; score them against
-    unit item vectors.
+    Features: `history` [n ids], `target` (the next item of every position; one in evaluation), `negatives` (the same
+    number for every position), `time` [n + 1 times].  Outputs: a unit vector [B, dim] for each user's last position, to
+    be scored against unit item vectors.
     """
 
     table = "item"
@@ -105,7 +106,9 @@ class HSTU(nn.Module):
             return queries.new_zeros(()), last
         target, negatives = found["target"], found["negatives"]
         if not torch.equal(target.lengths, lengths):
-            raise ValueError("HSTU trains on one target per history position; 'target' and 'history' differ in length")
+            raise ValueError(
+                "HSTU trains on one target per history position, but 'target' and 'history' differ in length"
+            )
         each = negatives.index.numel() // max(1, target.index.numel())
         if each < 1 or not torch.equal(negatives.lengths, each * lengths):
             raise ValueError("HSTU needs the same number of negatives, at least one, for every history position")
@@ -118,12 +121,12 @@ class HSTU(nn.Module):
         lengths = history.lengths()
         longest = int(lengths.max())
         if int(lengths.min()) == 0:
-            raise ValueError("HSTU needs at least one item in every history: leave users without one out of the data")
+            raise ValueError("HSTU needs at least one item in every history: remove users without one from the data")
         if longest > self.config.max_length:
             raise ValueError(f"a history has {longest} items; raise model.max_length ({self.config.max_length})")
         if not torch.equal(time.lengths(), lengths + 1):
             raise ValueError(
-                "HSTU needs the times of a history and of what follows it: 'time' has one entry more than 'history'"
+                "HSTU needs the times of a history and of the item after it: 'time' must have one entry more than 'history'"
             )
         _, place = history.places()
         x = history.values() * self.config.dim**0.5 + functional.embedding(place, self.places)

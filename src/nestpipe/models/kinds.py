@@ -1,4 +1,4 @@
-"""The kinds of model that a recipe's [model] section can name, and how each is made for a source of data."""
+"""The kinds of model that a recipe's [model] section can name, and how to make each for a data source."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nestpipe.models.timed import Timed, TimedConfig
 from nestpipe.tables.config import TableDefaults
 
 KINDS: dict[str, type] = {"dlrm": DLRMConfig, "hstu": HSTUConfig, "timed": TimedConfig}
-"""Each is a frozen dataclass whose fields are the keys of the section."""
+"""A frozen dataclass for each kind.  Its fields are the keys of the section."""
 
 
 def make_model(config: object, source: Source, tables: TableDefaults) -> nn.Module:
-    """The model of a config, with a table for what the source's samples hold."""
+    """The model of a config, with tables for the features of the source."""
     sequences = hasattr(source, "catalogue")
     if isinstance(config, HSTUConfig):
         if not sequences:

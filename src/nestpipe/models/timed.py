@@ -1,8 +1,8 @@
-"""A stand-in for an accelerator: dense compute that takes time and no CPU.
+"""A stand-in for a model on an accelerator: dense compute that takes time but no CPU.
 
-Forward and backward take their time and the host sleeps; the loss and its gradients are cheap, deterministic functions of the
-embeddings and of a dense parameter as large as asked for, so that everything else (routing, lookup, exchange, updates,
-exactness) is real.  Figures made with it must say so.
+The host sleeps while forward and backward "run".  The loss and its gradients are cheap, deterministic functions of the
+embeddings and of a dense parameter of any size.  Everything else is real: routing, lookup, exchange, updates,
+exactness.  Figures made with this model must say so.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class TimedConfig:
 
     dim: int = 64
     forward_ms: float = 50.0
-    """What the forward pass takes for `samples` samples; a micro-batch takes its share."""
+    """Time of the forward pass for `samples` samples.  A micro-batch takes its share."""
     backward_ms: float = 100.0
     samples: int = 2048
     dense_parameters: int = 500_000
-    """Parameters that are all-reduced."""
+    """Number of parameters to all-reduce."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "samples"):
@@ -43,14 +43,15 @@ class TimedConfig:
 
 
 class Device:
-    """An accelerator that is busy until some time.  Work that it is given starts when it has done what it was given before."""
+    """An accelerator that does one launch after another, in order."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
         self.inputs_at: float | None = None
-        """When the rows of what is launched next arrived, by `time.perf_counter`.  None: just now.
+        """When the rows of the next launch arrived, by `time.perf_counter`.  None: just now.
 
-        A host launches ahead of its accelerator, which begins when its inputs are there, even if the host was late to see it.
+        A host launches ahead of its accelerator.  The accelerator begins when its inputs have arrived, even if the host
+        notices late.
         """
 
     def launch(self, seconds: float) -> None:
@@ -62,7 +63,7 @@ class Device:
 
 
 class Passes(torch.autograd.Function):
-    """The identity.  The host waits for the backward pass alone: it launches both, one behind the other."""
+    """The identity.  The host launches both passes, one after the other, and waits only for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, device: Device, forward_s: float, backward_s: float) -> Tensor:
@@ -80,9 +81,10 @@ class Passes(torch.autograd.Function):
 
 
 class Loss(torch.autograd.Function):
-    """mean((score - target)^2) + mean((dense - mean(score))^2) / 2, where the mean of scores counts as given.
+    """mean((score - target)^2) + mean((dense - mean(score))^2) / 2, with the mean of scores as a constant.
 
-    By hand, since it stands for work of the accelerator: in plain torch it would take the host a dozen passes over its arguments.
+    Written by hand, because it stands for work of the accelerator: plain torch would make a dozen passes over its
+    arguments.
     """
 
     @staticmethod
@@ -109,7 +111,7 @@ class Loss(torch.autograd.Function):
 
 
 class Timed(nn.Module):
-    """Returns a smooth loss of all embeddings and of the dense parameters, after a while."""
+    """Returns a smooth loss of all embeddings and of the dense parameters, after the configured time."""
 
     off_host = True
 

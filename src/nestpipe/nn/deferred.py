@@ -1,46 +1,64 @@
-"""Linear layers that can leave the gradients of their weights for later; plain ones anywhere but in a pipeline's own passes.
+"""Linear layers that can defer the gradients of their weights.  Outside a pipeline's own passes they are plain layers.
 
-A backward pass through a linear layer makes two things: the gradient of its input, for which the layer before it is waiting and,
-behind all layers, the owners of rows; and the gradient of its weight, for which nobody waits before the dense sum.  In the passes
-of a `TrainPipeline` these layers make only the first and keep what the second is made of (`engine/defer_weight_grads.py`).
+The backward pass of a linear layer makes two gradients.  The layer before it, and in the end the owners of rows, wait
+for that of its input.  The gradient of its weight is not needed before the dense gradients are summed.  In the passes
+of a `TrainPipeline` these layers make only the first, and keep what the second is made of until the stage `weight_grad`
+(`dense/weight_grads.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
-from torch.nn.modules.module import _has_any_global_hook
 
-if TYPE_CHECKING:
-    from nestpipe.dense.weight_grads import DeferredWeightGrads
+from nestpipe.nn import torch_private
+
+
+class WeightGrads(Protocol):
+    """What a layer needs of the pipeline that defers its weight gradients (`dense/weight_grads.py`)."""
+
+    keeping: bool
+    """Whether a forward and backward pass of the pipeline is running."""
+
+    def in_own_pass(self) -> bool:
+        """Whether the backward pass that is running is the pipeline's, not one that the model runs by itself."""
+
+    def may_defer(self, parameter: Tensor) -> bool:
+        """Whether the gradient of this parameter may be deferred."""
+
+    def add(self, parameter: nn.Parameter, grad: Tensor, input: Tensor | None) -> None:
+        """Keeps the gradient of a layer's output and the layer's input (None for a bias)."""
+
+    def input_grad(self, grad: Tensor, weight: nn.Parameter) -> Tensor:
+        """grad @ weight."""
 
 
 class DeferredLinear(nn.Linear):
-    """An `nn.Linear` whose weight's gradient a pipeline may make at the end of the batch.
+    """An `nn.Linear` whose weight gradient a pipeline may make at the end of the batch.
 
-    Until then its input and the gradient of its output must stay as they are.  torch notices where they do not, but not where
-    numpy writes into their memory, or something writes through `.data`.
+    Until then its input and the gradient of its output must not change.  torch notices a change in place, but not one
+    made by numpy or through `.data`.
     """
 
-    defer_weight_grads = None
+    weight_grads: WeightGrads | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        late, parameters = self.defer_weight_grads, (self.weight, self.bias)
-        if late is None or not _possible(late, input, parameters):
+        deferred, parameters = self.weight_grads, (self.weight, self.bias)
+        if deferred is None or not _can_defer(deferred, input, parameters):
             return super().forward(input)
-        result: Tensor = _Layers.apply(late, (False,), input, *parameters)
+        result: Tensor = _Layers.apply(deferred, (False,), input, *parameters)
         return result
 
 
 class DeferredStack(nn.Sequential):
-    """Linear layers, each with an `nn.ReLU` behind it or without, as one node for autograd; late like `DeferredLinear`."""
+    """Linear layers, each with an `nn.ReLU` or without, as one autograd node that defers like `DeferredLinear`."""
 
-    defer_weight_grads = None
+    weight_grads: WeightGrads | None = None
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -49,69 +67,59 @@ class DeferredStack(nn.Sequential):
             raise TypeError(f"DeferredStack takes nn.Linear, each followed by at most one nn.ReLU, not ({kinds})")
 
     def forward(self, input: Tensor) -> Tensor:
-        late = self.defer_weight_grads
-        if late is None or not self._is_stack():
+        deferred = self.weight_grads
+        if deferred is None or not self._is_stack():
             return super().forward(input)
         relus: list[bool] = []
         parameters: list[nn.Parameter | None] = []
-        for module in self._modules.values():
+        for module in self:
             if isinstance(module, nn.Linear):
                 parameters += [module.weight, module.bias]
                 relus.append(False)
             else:
                 relus[-1] = True
-        if not _possible(late, input, parameters):
+        if not _can_defer(deferred, input, parameters):
             return super().forward(input)
-        result: Tensor = _Layers.apply(late, relus, input, *parameters)
+        result: Tensor = _Layers.apply(deferred, relus, input, *parameters)
         return result
 
     def _is_stack(self) -> bool:
-        """Layers may have been added, and somebody may want to be called between them."""
+        """Whether it may run as one node: users can add layers later, or hooks that must run between layers."""
         after_linear = False
-        for module in self._modules.values():
+        for module in self:
             is_linear = type(module) in (nn.Linear, DeferredLinear)
-            if not (is_linear or (after_linear and type(module) is nn.ReLU)) or _watched(module):
+            if not (is_linear or (after_linear and type(module) is nn.ReLU)) or torch_private.has_hooks(module):
                 return False
             after_linear = is_linear
-        return bool(self._modules) and not _has_any_global_hook()
+        return len(self) > 0 and not torch_private.has_global_hooks()
 
 
-def _watched(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
-
-
-def _possible(late: DeferredWeightGrads, input: Tensor, parameters: Sequence[Tensor | None]) -> bool:
-    """Whether this is a pipeline's plain pass in the making, over its own parameters, and nobody looks at their gradients."""
+def _can_defer(deferred: WeightGrads, input: Tensor, parameters: Sequence[Tensor | None]) -> bool:
+    """Whether this forward pass is the pipeline's, an ordinary one, over parameters whose gradients may wait."""
     return (
-        late.keeping
+        deferred.keeping
         and torch.is_grad_enabled()
         and type(input) in (Tensor, nn.Parameter)
         and input.layout is torch.strided
         and input.dim() > 1
         and input.is_floating_point()
-        and all(p is None or late.may_wait(p) for p in parameters)
+        and all(p is None or deferred.may_defer(p) for p in parameters)
         and not torch.is_autocast_enabled(input.device.type)
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and not torch_private.is_transformed()
+        and forward_ad.unpack_dual(input).tangent is None
     )
 
 
 class _Layers(torch.autograd.Function):
-    """Linear layers one after another, each with a ReLU behind it or without: the same operations as torch's own."""
+    """Linear layers one after another, each with or without a ReLU: the same operations as torch's own."""
 
     @staticmethod
     def forward(
-        ctx: Any, late: DeferredWeightGrads, relus: Sequence[bool], input: Tensor, *parameters: Tensor | None
+        ctx: Any, deferred: WeightGrads, relus: Sequence[bool], input: Tensor, *parameters: Tensor | None
     ) -> Tensor:
-        # Parameters are not saved by autograd: who looks after saved tensors may give back others in their place.
-        ctx.late, ctx.relus, ctx.parameters, ctx.versions = late, relus, parameters, _versions(parameters)
+        # Parameters are not saved through autograd: saved-tensor hooks could return others in their place.
+        ctx.deferred, ctx.relus, ctx.parameters, ctx.versions = deferred, relus, parameters, _versions(parameters)
         x = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
         values = []
         for place, relu in enumerate(relus):
@@ -121,9 +129,9 @@ class _Layers(torch.autograd.Function):
             if relu:
                 x.relu_()
             values.append(x)
-        # The result belongs to the caller, who may change it in place, as long as no ReLU made it.
+        # The result belongs to the caller, who may change it in place unless a ReLU made it.
         ctx.save_for_backward(input, *(values if relus[-1] else values[:-1]))
-        return x if input.dim() == 2 else torch.ops.aten._unsafe_view(x, [*input.shape[:-1], x.shape[-1]])
+        return x if input.dim() == 2 else torch_private.reshaped(x, [*input.shape[:-1], x.shape[-1]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -132,37 +140,33 @@ class _Layers(torch.autograd.Function):
             raise RuntimeError(
                 "a linear layer's weight or bias was changed in place between its forward and backward pass"
             )
-        if not ctx.late.taken_up():
-            return None, None, *_passed_back(ctx, input, grads[0])
+        if not ctx.deferred.in_own_pass():
+            return None, None, *_plain_backward(ctx, input, grads[0])
         needed = ctx.needs_input_grad
-        inputs = [input.detach().reshape(-1, input.shape[-1]), *values]  # detached: what came before may be freed
+        inputs = [input.detach().reshape(-1, input.shape[-1]), *values]  # detached, so that its graph can be freed
         grad = grads[0].reshape(-1, grads[0].shape[-1])
         for place in reversed(range(len(ctx.relus))):
             weight, bias = ctx.parameters[2 * place : 2 * place + 2]
             if ctx.relus[place]:
-                mine = place < len(ctx.relus) - 1  # and not the caller's, who may still look at it
-                grad = _relu_backward(grad, inputs[place + 1], grad if mine else torch.empty_like(inputs[place + 1]))
+                value = inputs[place + 1]
+                ours = place < len(ctx.relus) - 1  # the last gradient is the caller's and must stay as it is
+                grad = torch_private.relu_backward(grad, value, grad if ours else torch.empty_like(value))
             if needed[3 + 2 * place]:
-                ctx.late.add(weight, grad, inputs[place])
+                ctx.deferred.add(weight, grad, inputs[place])
             if bias is not None and needed[4 + 2 * place]:
-                ctx.late.add(bias, grad, None)
+                ctx.deferred.add(bias, grad, None)
             if place or needed[2]:
-                grad = ctx.late.passed_back(grad, weight)
+                grad = ctx.deferred.input_grad(grad, weight)
         return None, None, (grad.view(input.shape) if needed[2] else None), *(None for _ in ctx.parameters)
-
-
-def _relu_backward(grad: Tensor, value: Tensor, into: Tensor) -> Tensor:
-    result: Tensor = torch.ops.aten.threshold_backward.grad_input(grad, value, 0, grad_input=into)
-    return result
 
 
 def _versions(parameters: Sequence[Tensor | None]) -> list[int]:
     return [0 if p is None else p._version for p in parameters]
 
 
-def _passed_back(ctx: Any, input: Tensor, grad: Tensor) -> list[Tensor | None]:
-    """What plain layers pass back, in a pass that is not the pipeline's own (`torch.autograd.grad` inside a model)."""
-    again = torch.is_grad_enabled()  # somebody wants the gradient of this gradient
+def _plain_backward(ctx: Any, input: Tensor, grad: Tensor) -> list[Tensor | None]:
+    """The gradients of plain layers, for a pass of the model's own (`torch.autograd.grad` in a forward pass)."""
+    again = torch.is_grad_enabled()  # the gradient of this gradient is needed too
     needed = ctx.needs_input_grad[2:]
     with torch.enable_grad():
         x = input if again else input.detach().requires_grad_(needed[0])

@@ -1,8 +1,9 @@
-"""HSTU's attention: what stands between the two linear layers of a block, on tokens without padding.
+"""HSTU's attention: the part of a block between its two linear layers, on tokens without padding.
 
-With u, v, q, k = silu(mixed) and a = (scale * silu(q k' + bias), looking back only) v, it is u * norm(a).  In plain torch that is
-a dozen passes over a number for every pair of places, half of which are never looked at.  Here the products leave most of that
-half out (they go by blocks of places, and a block sees what is before its end), and everything between them is one kernel each.
+With u, v, q, k = silu(mixed) and a = (scale * silu(q k' + bias), causal) v, the result is u * norm(a).  Plain torch
+makes a dozen passes over all pairs of places, half of which the causal mask drops.  Here products go by blocks of
+places, and a block ends at its last place, so most of that half is never computed.  Everything between two products is
+one kernel.
 """
 
 from __future__ import annotations
@@ -17,47 +18,63 @@ from torch.nn import functional
 
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.ops import attention_kernels as kernels
+from nestpipe.ops.host import has_kernels
 from nestpipe.ops.relative_bias import relative_bias
 
 _BLOCK = 80
-"""Places of a block at most: smaller ones leave out more of what is not looked at, larger ones are faster to multiply."""
+"""The most places of a block.  Small blocks skip more masked pairs, large ones multiply faster."""
 
 
 def gated_attention(
     mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
 ) -> Tensor:
-    """[T, H * w] for T tokens, from `mixed` [T, 4 * H * w]: u, v, q and k before silu, each with its heads side by side.
+    """[T, H * w] for T tokens, from `mixed` [T, 4 * H * w]: u, v, q and k before silu, heads side by side.
 
-    The bias of a pair of places is `by_place` at its distance (looking back n - 1 is first, 0 the middle) plus `by_time` at its
-    bucket in `bucket` [B, n, n]; `lengths` are the samples' tokens, at most n.
+    The bias of a pair of places is `by_place` at its distance (the first entry is looking back the farthest, the middle
+    one is distance 0) plus `by_time` at its bucket in `bucket` [B, n, n].  `lengths` [B] are the samples' numbers of
+    tokens, at most n.
     """
-    kind = functools.reduce(torch.promote_types, (by_place.dtype, by_time.dtype), mixed.dtype)
-    mixed, by_place, by_time = mixed.to(kind), by_place.to(kind), by_time.to(kind)
-    if mixed.device.type == "cpu" and kind in _KINDS:
-        _check(mixed, by_place, bucket, lengths)
-        trains = torch.is_grad_enabled()  # which cannot be seen inside
-        found: Tensor = GatedAttention.apply(mixed, by_place, by_time, bucket, lengths, heads, scale, trains)
-        return found
-    return _attention_with_torch(mixed, by_place, by_time, bucket, lengths, heads, scale)
+    dtype = functools.reduce(torch.promote_types, (by_place.dtype, by_time.dtype), mixed.dtype)
+    mixed, by_place, by_time = mixed.to(dtype), by_place.to(dtype), by_time.to(dtype)
+    if not has_kernels(mixed):
+        return gated_attention_reference(mixed, by_place, by_time, bucket, lengths, heads, scale)
+    _check(mixed, by_place, bucket, lengths)
+    trains = torch.is_grad_enabled()  # always False inside an autograd function
+    found: Tensor = GatedAttention.apply(mixed, by_place, by_time, bucket, lengths, heads, scale, trains)
+    return found
 
 
-_KINDS = (torch.float32, torch.float64)
+def gated_attention_reference(
+    mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
+) -> Tensor:
+    """`gated_attention` in torch operations, on padded samples."""
+    samples, n = bucket.shape[:2]
+    width = mixed.shape[1] // (4 * heads)
+    u, *parts = functional.silu(mixed).view(-1, 4, heads * width).unbind(1)
+    sample, place = JaggedTensor(mixed, lengths=lengths).places()
+    padded = mixed.new_zeros(3, samples, n, heads * width)
+    padded = padded.index_put((torch.arange(3, device=mixed.device)[:, None], sample, place), torch.stack(parts))
+    v, q, k = padded.view(3, samples, n, heads, width).transpose(2, 3)
+    scores = q @ k.mT + relative_bias(by_place, by_time, bucket, lengths)[:, None]
+    weights = functional.silu(scores) * torch.tril(scores.new_full((n, n), scale))
+    a = (weights @ v).transpose(1, 2).reshape(samples, n, heads * width)[sample, place]
+    return u * functional.layer_norm(a, (heads * width,), eps=1e-6)
 
 
 def _check(mixed: Tensor, by_place: Tensor, bucket: Tensor, lengths: Tensor) -> None:
-    """No kernel reads or writes past what it was given."""
+    """Raises ValueError for shapes with which a kernel would read or write out of bounds."""
     samples, n = bucket.shape[:2]
     if lengths.numel() != samples or int(lengths.sum()) != mixed.shape[0] or 2 * n - 1 > by_place.numel():
         raise ValueError(
-            f"attention over {mixed.shape[0]} tokens of {lengths.numel()} samples does not fit times of {samples} samples with "
-            f"{n} places, and {by_place.numel()} biases by place"
+            f"attention over {mixed.shape[0]} tokens of {lengths.numel()} samples does not fit time buckets of "
+            f"{samples} samples with {n} places, or {by_place.numel()} biases by place"
         )
     if samples and (int(lengths.min()) < 0 or int(lengths.max()) > n):
         raise ValueError(f"a sample has 0 to {n} tokens, not {int(lengths.min())} or {int(lengths.max())}")
 
 
 class GatedAttention(torch.autograd.Function):
-    """`gated_attention` on the host."""
+    """`gated_attention` by the host's kernels."""
 
     @staticmethod
     def forward(
@@ -117,7 +134,7 @@ class GatedAttention(torch.autograd.Function):
             torch.bmm(by_attended[:, low:high], v[:, :high].mT, out=by_weights)
             kernels.weigh_backward(by_weights.numpy(), low, *known, *summed)
             torch.bmm(by_scores[:, low:high, :high], k[:, :high], out=_of_places(by_queries, rows, low, high))
-        for low, high in _blocks(n, size):  # of places that are looked at, by all from there on
+        for low, high in _blocks(n, size):  # blocks of keys and values, which the places from `low` on look at
             torch.bmm(by_scores[:, low:, low:high].mT, q[:, low:], out=_of_places(by_keys, rows, low, high))
             torch.bmm(weights[:, low:, low:high].mT, by_attended[:, low:], out=_of_places(by_values, rows, low, high))
         blocked = by_values.numpy(), by_queries.numpy(), by_keys.numpy()
@@ -126,7 +143,7 @@ class GatedAttention(torch.autograd.Function):
 
 
 def _block_size(n: int) -> int:
-    """ArrayPool of one size, as far as possible."""
+    """The size of a block: all blocks of a sample are of one size, as far as possible."""
     count = max(1, -(-n // _BLOCK))
     return max(1, -(-n // count))
 
@@ -136,29 +153,10 @@ def _blocks(n: int, size: int) -> list[tuple[int, int]]:
 
 
 def _of_pairs(room: Tensor, rows: int, low: int, high: int) -> Tensor:
-    """Room for a block's places and all they see."""
+    """Memory for the scores of a block's places with all places up to its end."""
     return room[: rows * (high - low) * high].view(rows, high - low, high)
 
 
 def _of_places(blocked: Tensor, rows: int, low: int, high: int) -> Tensor:
-    """A block's matrices in a blocked tensor."""
+    """The matrices of a block in a blocked tensor."""
     return blocked[rows * low : rows * high].view(rows, high - low, blocked.shape[1])
-
-
-# What a device runs: the same in torch operations (written, not yet run on one).
-
-
-def _attention_with_torch(
-    mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
-) -> Tensor:
-    samples, n = bucket.shape[:2]
-    width = mixed.shape[1] // (4 * heads)
-    u, *parts = functional.silu(mixed).view(-1, 4, heads * width).unbind(1)
-    sample, place = JaggedTensor(mixed, lengths=lengths).places()
-    padded = mixed.new_zeros(3, samples, n, heads * width)
-    padded = padded.index_put((torch.arange(3, device=mixed.device)[:, None], sample, place), torch.stack(parts))
-    v, q, k = padded.view(3, samples, n, heads, width).transpose(2, 3)
-    scores = q @ k.mT + relative_bias(by_place, by_time, bucket, lengths)[:, None]
-    weights = functional.silu(scores) * torch.tril(scores.new_full((n, n), scale))
-    a = (weights @ v).transpose(1, 2).reshape(samples, n, heads * width)[sample, place]
-    return u * functional.layer_norm(a, (heads * width,), eps=1e-6)

@@ -1,8 +1,9 @@
 """Numba kernels of HSTU's attention on the host, without the GIL.
 
-Tokens lie one after the other, without padding, in `offsets`; one row of `mixed` is a token's u, v, q and k, heads side by side.
-Matrix products want padding: q, k and v are [B * H, n, w], and what they give is *blocked*: for every block of `size` places in
-turn a matrix [B * H, places, w], so that a block is one product's contiguous result.
+Tokens lie one after the other without padding; sample b has those from offsets[b] to offsets[b + 1].  A row of `mixed`
+is a token's u, v, q and k, heads side by side.  Matrix products need padding: q, k and v are [B * H, n, w].  Their
+results are *blocked*: for every block of `size` places in turn a matrix [B * H, places, w], so that a block is the
+contiguous result of a product.
 """
 
 from __future__ import annotations
@@ -15,32 +16,32 @@ import numpy as np
 from numba import types
 from numba.extending import overload, register_jitable
 
-# A sigmoid that runs in vector registers: `math.exp` is a call per number, which keeps a loop out of them.  In this file, because
-# numba's cache knows of changes in the file of a kernel alone.
+# A sigmoid that runs in vector registers.  `math.exp` is a call per number, which keeps a loop from being vectorised.
+# It is in this file because numba's cache only notices changes in the file of a kernel.
 
 _LARGEST = np.float32(88.0)
 _LOG2_E = np.float32(math.log2(math.e))
 _LN2_HIGH = np.float32(0.693359375)
-"""ln 2 in few bits, so that a small whole number times it is exact; what is missing follows."""
+"""ln 2 in few bits, so that a small whole number times it is exact.  _LN2_LOW is the rest."""
 _LN2_LOW = np.float32(math.log(2) - 0.693359375)
 _ROUND = np.float32(1.5 * 2**23)
-"""A float32 that large has no bits below one: adding it rounds to a whole number, subtracting it gives that number back."""
+"""A float32 this large has no bits below one: adding it rounds to a whole number, subtracting it gives that back."""
 _C0, _C1, _C2, _C3, _C4 = (
     np.float32(c) for c in (0.5, 0.16666577003160277, 0.041666464976110214, 0.008363175565467586, 0.0013933643523636517)
 )
-"""(exp(r) - 1 - r) / r^2 for |r| <= ln 2 / 2 as a polynomial, fitted by least squares at Chebyshev's points: exp to 1e-8."""
+"""Polynomial for (exp(r) - 1 - r) / r^2, |r| <= ln 2 / 2, least squares at Chebyshev points: exp to 1e-8."""
 _ONE, _BIAS, _MANTISSA = np.float32(1), np.int32(127), np.int32(23)
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)) of a float32 (to 2 units in the last place) or a float64.  In kernels without `reassoc`."""
+    """1 / (1 + exp(-x)) of a float32 (to 2 units in the last place) or a float64.  For kernels without `reassoc`."""
     raise NotImplementedError("for numba kernels")
 
 
 @register_jitable
 def _of_float32(x):  # type: ignore[no-untyped-def]
     y = -x
-    y = y if y < _LARGEST else _LARGEST  # which a NaN is not: x * sigmoid(x) is still one
+    y = y if y < _LARGEST else _LARGEST  # a NaN becomes _LARGEST, but x * sigmoid(x) is still NaN
     y = y if y > -_LARGEST else -_LARGEST
     whole = (y * _LOG2_E + _ROUND) - _ROUND
     rest = (y - whole * _LN2_HIGH) - whole * _LN2_LOW
@@ -68,21 +69,21 @@ _EPS = 1e-6
 
 @register_jitable
 def _blocked(i, n, rows, size):  # type: ignore[no-untyped-def]
-    """For place i: where its block begins, in rows of `w` numbers, and how many places each of its `rows` matrices has."""
+    """Of place i: the first row of its block, the places of each matrix in that block, and its place in the block."""
     low = i // size * size
     return low * rows, min(size, n - low), i - low
 
 
 @register_jitable
 def _slope(x, s):  # type: ignore[no-untyped-def]
-    """The derivative of silu at x, whose sigmoid is s.  (A whole number in it would make it a float64.)"""
+    """The derivative of silu at x, whose sigmoid is s.  (An integer constant would turn it into a float64.)"""
     silu = x * s
     return s + (silu - silu * s)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def activate(mixed, offsets, qkv):  # type: ignore[no-untyped-def]
-    """qkv[part - 1, b * H + h, i] = silu of a token's values, queries and keys; zeros where a sample has no token."""
+    """qkv[part, b * H + h, i] = silu of a token's values, queries or keys; zeros past the end of a sample."""
     rows, width = qkv.shape[1], qkv.shape[3]
     heads = rows // (offsets.shape[0] - 1)
     for b in range(offsets.shape[0] - 1):
@@ -100,7 +101,7 @@ def activate(mixed, offsets, qkv):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def activate_backward(mixed, offsets, heads, size, n, by_values, by_queries, by_keys, out):  # type: ignore[no-untyped-def]
-    """Fills a token's values, queries and keys in `out` from the blocked gradients behind silu."""
+    """Fills the gradients of a token's values, queries and keys in `out` from the blocked gradients after silu."""
     width = mixed.shape[1] // (4 * heads)
     rows = heads * (offsets.shape[0] - 1)
     for b in range(offsets.shape[0] - 1):
@@ -121,9 +122,10 @@ def activate_backward(mixed, offsets, heads, size, n, by_values, by_queries, by_
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def weigh(scores, low, by_place, by_time, bucket, offsets, scale, weights, slopes):  # type: ignore[no-untyped-def]
-    """Of the places from `low` on: weights = scale * silu(scores + bias) where a token looks back, 0 elsewhere.
+    """For the places from `low` on: weights = scale * silu(scores + bias) where a token looks back, 0 elsewhere.
 
-    `scores` is [B * H, places, seen], `weights` [B * H, n, n] and so is `slopes`, unless it is empty: the derivative of weights.
+    `scores` is [B * H, places, seen], `weights` [B * H, n, n].  `slopes`, the derivative of weights, has the same
+    shape, or is empty where no gradient is needed.
     """
     rows, places, seen = scores.shape
     heads = rows // (offsets.shape[0] - 1)
@@ -157,8 +159,8 @@ def weigh(scores, low, by_place, by_time, bucket, offsets, scale, weights, slope
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def weigh_backward(by_weights, low, slopes, bucket, offsets, by_scores, by_place, by_time):  # type: ignore[no-untyped-def]
-    """Of the places from `low` on: by_scores = by_weights * slopes, added to what the biases get (float64, as there are
-    millions of terms for a hundred numbers)."""
+    """For the places from `low` on: by_scores = by_weights * slopes, which is also added to the biases' gradients.
+    Those are float64, because millions of terms go into a hundred numbers."""
     rows, places, seen = by_weights.shape
     heads = rows // (offsets.shape[0] - 1)
     centre = (by_place.shape[0] - 1) // 2
@@ -185,7 +187,7 @@ def weigh_backward(by_weights, low, slopes, bucket, offsets, by_scores, by_place
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
 def _mean_and_scale(values):  # type: ignore[no-untyped-def]
-    """The mean of a row and one over its standard deviation: what layer norm takes away and multiplies by."""
+    """The mean of a row and one over its standard deviation, as layer norm needs them."""
     count = values.shape[0]
     total = values.dtype.type(0)
     for d in range(count):
@@ -218,7 +220,7 @@ def gate(attended, mixed, offsets, n, size, out):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc"})
 def _norm_backward(grad, normed, scale):  # type: ignore[no-untyped-def]
-    """In place: the gradient before layer norm, from the one behind it."""
+    """In place: the gradient of layer norm's input from that of its output."""
     count = grad.shape[0]
     mean = grad.dtype.type(0)
     along = grad.dtype.type(0)
@@ -233,7 +235,7 @@ def _norm_backward(grad, normed, scale):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def gate_backward(grad, attended, mixed, offsets, size, out, by_attended):  # type: ignore[no-untyped-def]
-    """Fills u's part of `out` and `by_attended` [B * H, n, w], with zeros where a sample has no token."""
+    """Fills u's part of `out`, and `by_attended` [B * H, n, w] with zeros past the end of a sample."""
     rows, n, width = by_attended.shape
     inner = grad.shape[1]
     heads = inner // width

@@ -1,8 +1,7 @@
-"""From a window's rows to what a model sees, and back: the autograd functions of the collections.
+"""The autograd functions of the collections: from a window's rows to pooled vectors or single rows, and back.
 
-Gradients of rows do not pass through autograd's own accumulation: they are added at once to the window's gradient buffer, which
-sums over features, collections and micro-batches in the order the backward passes run.  On the host numba does the work; on a
-device plain torch operations do (written, not yet run on one).
+Gradients of rows bypass autograd's own accumulation.  A backward pass adds them to the window's gradient buffer at
+once, which sums over features, collections and micro-batches in the order the backward passes run.
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ from nestpipe.tables import kernels
 
 @dataclass(frozen=True)
 class Bags:
-    """The bags of some lookups in one group: rows by place, in the order lookup, sample, id."""
+    """The bags of some lookups in one group.  Ids lie lookup by lookup, then sample by sample."""
 
     rows: Tensor
     grads: Tensor | None
-    """None: looked up outside a pipeline, where nothing is trained."""
+    """None outside a pipeline, where nothing is trained."""
     index: np.ndarray
+    """The row of every id."""
     lengths: np.ndarray
-    """[L * B]."""
+    """[L * B]: the number of ids of every bag."""
     means: np.ndarray
-    """[L]: pooled by mean."""
+    """[L]: whether a lookup pools by mean."""
     columns: np.ndarray
-    """[L]: first output column of each lookup."""
+    """[L]: the first output column of every lookup."""
 
 
 class Untrained(NestPipeError, RuntimeError):
@@ -56,7 +56,7 @@ def _dtype(tensor: Tensor) -> np.dtype:
 
 
 def _flat(samples: Tensor) -> tuple[np.ndarray, int]:
-    """[B, C] as one row of numbers and the distance from sample to sample; copied only where columns do not lie side by side."""
+    """[B, C] as a flat array and the distance between samples.  Copies only if columns are not contiguous."""
     if samples.stride(1) != 1 or samples.stride(0) < samples.shape[1] or not len(samples):
         samples = samples.contiguous()
     distance = samples.stride(0)
@@ -65,7 +65,7 @@ def _flat(samples: Tensor) -> tuple[np.ndarray, int]:
 
 
 class PoolRows(torch.autograd.Function):
-    """[B, C] pooled output of the bags of all groups.  `anchor` is empty and only makes autograd call `backward`."""
+    """[B, C]: the pooled bags of all groups.  `anchor` is empty; it only makes autograd call `backward`."""
 
     @staticmethod
     def forward(
@@ -92,7 +92,7 @@ class PoolRows(torch.autograd.Function):
                     *_flat(out),
                 )
             else:
-                _pool_with_torch(bags, weight, out)
+                pool_reference(bags, weight, out)
         return out
 
     @staticmethod
@@ -103,7 +103,7 @@ class PoolRows(torch.autograd.Function):
             if bags.grads is None:
                 raise Untrained
             if grad_out.device.type != "cpu":
-                weight_grads.append(_pool_backward_with_torch(bags, weight, grad_out))
+                weight_grads.append(pool_backward_reference(bags, weight, grad_out))
                 continue
             one = np.ones(1, _dtype(bags.rows))
             floats = _floats(weight, bags.rows)
@@ -122,45 +122,44 @@ class PoolRows(torch.autograd.Function):
         return (None, None, None, None, *by_place)
 
 
-def _device_bags(bags: Bags) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Index, bag number, sample and lookup of every id, on the rows' device."""
-    device = bags.rows.device
-    lengths = torch.from_numpy(bags.lengths).to(device)
-    bag = torch.repeat_interleave(torch.arange(len(bags.lengths), device=device), lengths)
-    return torch.from_numpy(bags.index).long().to(device), bag, lengths, torch.from_numpy(bags.columns).to(device)
-
-
-def _bag_factors(bags: Bags, weight: Tensor | None, bag: Tensor, lengths: Tensor, samples: int) -> Tensor:
-    factor = torch.ones(bag.numel(), dtype=bags.rows.dtype, device=bags.rows.device)
-    if weight is not None:
-        factor = weight.detach().to(factor.dtype)
-    mean = torch.from_numpy(bags.means).to(bag.device)[bag // max(1, samples)]
-    return torch.where(mean, factor / lengths[bag].to(factor.dtype), factor)
-
-
-def _pool_with_torch(bags: Bags, weight: Tensor | None, out: Tensor) -> None:
+def pool_reference(bags: Bags, weight: Tensor | None, out: Tensor) -> None:
+    """Fills the bags' columns of `out` [B, C] in torch operations."""
     samples, dim = out.shape[0], bags.rows.shape[1]
-    index, bag, lengths, columns = _device_bags(bags)
-    factor = _bag_factors(bags, weight, bag, lengths, samples)
-    pooled = torch.zeros((lengths.numel(), dim), dtype=out.dtype, device=out.device)
+    index, bag, divisor = _ids_of(bags, samples)
+    factor = _factor_of(bags, weight) / divisor
+    pooled = torch.zeros((len(bags.lengths), dim), dtype=out.dtype, device=out.device)
     pooled.index_add_(0, bag, bags.rows[index] * factor[:, None])
-    for place, column in enumerate(columns.tolist()):
-        out[:, column : column + dim] = pooled[place * samples : (place + 1) * samples]
+    for number, column in enumerate(bags.columns.tolist()):
+        out[:, column : column + dim] = pooled[number * samples : (number + 1) * samples]
 
 
-def _pool_backward_with_torch(bags: Bags, weight: Tensor | None, grad_out: Tensor) -> Tensor | None:
+def pool_backward_reference(bags: Bags, weight: Tensor | None, grad_out: Tensor) -> Tensor | None:
+    """Adds to the bags' row gradients and returns the gradient of the weights, if needed, in torch operations."""
     assert bags.grads is not None
     samples, dim = grad_out.shape[0], bags.rows.shape[1]
-    index, bag, lengths, columns = _device_bags(bags)
-    factor = _bag_factors(bags, weight, bag, lengths, samples)
-    pieces = [grad_out[:, column : column + dim] for column in columns.tolist()]
-    per_id = torch.cat(pieces)[bag]
+    index, bag, divisor = _ids_of(bags, samples)
+    factor = _factor_of(bags, weight) / divisor
+    per_id = torch.cat([grad_out[:, column : column + dim] for column in bags.columns.tolist()])[bag]
     bags.grads.index_add_(0, index, per_id * factor[:, None])
     if weight is None or not weight.requires_grad:
         return None
-    dots = (per_id * bags.rows[index]).sum(1)
-    mean = torch.from_numpy(bags.means).to(bag.device)[bag // max(1, samples)]
-    return torch.where(mean, dots / lengths[bag].to(dots.dtype), dots).to(weight.dtype)
+    return ((per_id * bags.rows[index]).sum(1) / divisor).to(weight.dtype)
+
+
+def _ids_of(bags: Bags, samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every id: its row, its bag, and the divisor of its bag (1 for a sum, the length for a mean)."""
+    device = bags.rows.device
+    lengths = torch.from_numpy(bags.lengths).to(device)
+    bag = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
+    mean = torch.from_numpy(bags.means).to(device)[bag // max(1, samples)]
+    divisor = torch.where(mean, lengths[bag], 1).to(bags.rows.dtype)
+    return torch.from_numpy(bags.index).long().to(device), bag, divisor
+
+
+def _factor_of(bags: Bags, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return torch.ones(len(bags.index), dtype=bags.rows.dtype, device=bags.rows.device)
+    return weight.detach().to(bags.rows.dtype)
 
 
 class GatherRows(torch.autograd.Function):
@@ -188,7 +187,7 @@ class GatherRows(torch.autograd.Function):
 
 
 class GatherUniqueRows(torch.autograd.Function):
-    """[P, D]: the window's rows that have come so far, each once.  What it returns must not be written to."""
+    """[P, D]: the window's rows that have arrived so far, each once.  Do not write to the result."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, rows: Tensor, grads: Tensor | None, arrived: int) -> Tensor:

@@ -1,8 +1,9 @@
-"""Numba kernels between a window's rows and the model: pooled forward and backward, in a fixed order, without the GIL.
+"""Numba kernels between a window's rows and the model: pooling forward and backward, in a fixed order, without the GIL.
 
-Ids lie lookup by lookup, outputs sample by sample.  The loops follow the outputs, the larger of the two: read and written once,
-in order, and where rows are far apart their misses overlap.  Outputs come flat, with the distance from sample to sample: what
-autograd passes back is often a slice of something wider, and need not be copied.
+Ids lie lookup by lookup, outputs sample by sample.  The loops follow the outputs, the larger of the two, so these are
+read and written once and in order.  Rows lie all over memory; prefetching lets their misses overlap.  Outputs are flat,
+with the distance from sample to sample: autograd often passes back a slice of something wider, which then need not be
+copied.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nestpipe.tables.kernels import prefetch_row
 
 @numba.njit(nogil=True, cache=True)
 def _starts(lengths):  # type: ignore[no-untyped-def]
-    """Where each bag starts among the ids, and one more entry for the end."""
+    """Where each bag starts among the ids, and where the last one ends."""
     starts = np.empty(lengths.shape[0] + 1, np.int64)
     total = 0
     for i in range(lengths.shape[0]):
@@ -27,7 +28,7 @@ def _starts(lengths):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def pool(rows, index, lengths, weights, means, columns, out, stride):  # type: ignore[no-untyped-def]
-    """out[b * stride + columns[l]:+D] = sum (or mean) over the bag (l, b) of weight * row.  `weights` is empty for all ones."""
+    """out[b * stride + columns[l]:+D] = sum (or mean) of weight * row over bag (l, b).  No `weights`: all ones."""
     dim = rows.shape[1]
     starts = _starts(lengths)
     samples = lengths.shape[0] // max(1, columns.shape[0])
@@ -36,7 +37,7 @@ def pool(rows, index, lengths, weights, means, columns, out, stride):  # type: i
         for l in range(columns.shape[0]):
             start, end = starts[l * samples + b], starts[l * samples + b + 1]
             if b + 1 < samples and end < index.shape[0]:
-                prefetch_row(rows, index[end])  # of the next sample, which comes after all lookups of this one
+                prefetch_row(rows, index[end])  # of the next sample, whose turn comes after all lookups of this one
             pooled = out[b * stride + columns[l] : b * stride + columns[l] + dim]
             if start == end:
                 pooled[:] = 0
@@ -63,7 +64,7 @@ def pool(rows, index, lengths, weights, means, columns, out, stride):  # type: i
 
 @numba.njit(nogil=True, cache=True)
 def pool_backward(grad_out, stride, index, lengths, weights, means, columns, grad_rows, one):  # type: ignore[no-untyped-def]
-    """Adds to grad_rows what `pool` passes back; `one` is a one-element array of the rows' dtype holding 1."""
+    """Adds the gradient of `pool` to grad_rows.  `one` is a one-element array of the rows' dtype that holds 1."""
     dim = grad_rows.shape[1]
     starts = _starts(lengths)
     samples = lengths.shape[0] // max(1, columns.shape[0])
@@ -110,9 +111,9 @@ def pool_backward_weights(grad_out, stride, rows, index, lengths, means, columns
 
 @numba.njit(nogil=True, cache=True)
 def compact(index, number_of):  # type: ignore[no-untyped-def]
-    """The places that occur in `index`, each once and in order of first use, and for every entry the number of its place.
+    """The places that occur in `index`, each once and by first use, and for every entry the number of its place.
 
-    `number_of` has an entry of -1 for every possible place; it is used up.
+    `number_of` has an entry of -1 for every possible place.  It is overwritten.
     """
     found = np.empty(min(index.shape[0], number_of.shape[0]), np.int32)
     inverse = np.empty(index.shape[0], np.int32)

@@ -12,19 +12,11 @@ import math
 import numba
 import numpy as np
 
-from nestpipe.keys.mixing import mix
-from nestpipe.keys.native import prefetch_to_read
+from nestpipe.keys.mixing import STEP, mix, uniform
+from nestpipe.keys.prefetch import prefetch
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_S11 = np.uint64(11)
 _AHEAD = 16
 _LINE = 64
-
-
-@numba.njit(nogil=True, cache=True, inline="always")
-def _uniform(bits):  # type: ignore[no-untyped-def]
-    """53 bits as a float in [0, 1)."""
-    return np.float64(bits >> _S11) * (1.0 / 9007199254740992.0)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -39,9 +31,9 @@ def first_values(rows, missing, keys, tables, table_seeds, normal, scales):  # t
         t = tables[i]
         base = mix(mix(np.uint64(keys[i])) ^ table_seeds[t])
         for d in range(dim):
-            u = _uniform(mix(base + np.uint64(2 * d + 1) * _STEP))
+            u = uniform(mix(base + np.uint64(2 * d + 1) * STEP))
             if normal[t]:
-                v = _uniform(mix(base + np.uint64(2 * d + 2) * _STEP))
+                v = uniform(mix(base + np.uint64(2 * d + 2) * STEP))
                 x = math.sqrt(-2.0 * math.log(1.0 - u)) * math.cos(2.0 * math.pi * v)
             else:
                 x = 2.0 * u - 1.0
@@ -54,7 +46,7 @@ def prefetch_row(rows, at):  # type: ignore[no-untyped-def]
     if at >= 0:
         start = np.uint64(at) * np.uint64(rows.shape[1])
         for d in range(0, rows.shape[1], _LINE // rows.itemsize):
-            prefetch_to_read(rows, start + np.uint64(d))
+            prefetch(rows, start + np.uint64(d))
 
 
 @numba.njit(nogil=True, cache=True)

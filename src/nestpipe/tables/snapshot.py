@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from nestpipe.keys.index import HashIndex
-from nestpipe.keys.native import prefetch_to_write
+from nestpipe.keys.prefetch import prefetch
 from nestpipe.keys.slab import Slab
 
 TOUCHED, PENDING, COPYING = np.uint8(1), np.uint8(2), np.uint8(4)
@@ -39,7 +39,7 @@ def _note_changes(flags, slots, uncopied):  # type: ignore[no-untyped-def]
     count = 0
     for i in range(slots.shape[0]):
         if i + _AHEAD < slots.shape[0]:
-            prefetch_to_write(flags, np.uint64(slots[i + _AHEAD]))
+            prefetch(flags, np.uint64(slots[i + _AHEAD]))
         if flags[slots[i]] & (PENDING | COPYING):
             uncopied[count] = slots[i]
             count += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from nestpipe.schedule.stages import LANES
-from nestpipe.schedule.view.trace import Timed
+from nestpipe.schedule.view.trace import TimedAction
 
 COLOURS = ("color(117)", "color(215)", "color(150)", "color(218)", "color(222)", "color(183)")
 """One per batch, in turn: light, with black letters, on a dark terminal and on a light one."""
@@ -31,7 +31,7 @@ class _Cell:
     stop: int
 
 
-def grid(spans: Sequence[Timed], width: int, plain: bool = False) -> Iterator[Text]:
+def grid(spans: Sequence[TimedAction], width: int, plain: bool = False) -> Iterator[Text]:
     """The lines, none wider than `width` unless a single cell is.  `plain`: in ASCII."""
     marks = ASCII_MARKS if plain else MARKS
     times = sorted({_moment(t) for s in spans for t in (s.start, s.stop)})

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from nestpipe.schedule.stages import LANES, STAGES, tint
-from nestpipe.schedule.view.trace import Timed
+from nestpipe.schedule.view.trace import TimedAction
 
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#997700", "#009988")
 """One per batch, in turn; told apart by colour-blind readers, too."""
@@ -24,7 +24,7 @@ LETTER = 5.7
 """Pixels of an average letter at size 10, on the safe side."""
 
 
-def svg(spans: Sequence[Timed], title: str, clock: str, to_fit: bool = False) -> str:
+def svg(spans: Sequence[TimedAction], title: str, clock: str, to_fit: bool = False) -> str:
     """The picture.  `clock` says what its time is; it begins at 0 and ends with the last span.
 
     `to_fit`: of a real run, some of whose actions take a thousandth of others: the picture does not grow to show them.
@@ -50,7 +50,7 @@ def svg(spans: Sequence[Timed], title: str, clock: str, to_fit: bool = False) ->
     return "\n".join(parts) + "\n"
 
 
-def _lanes(lanes: Sequence[str], spans: Sequence[Timed], width: float) -> Iterator[str]:
+def _lanes(lanes: Sequence[str], spans: Sequence[TimedAction], width: float) -> Iterator[str]:
     """Bands with the lane's name and, where it has several stages, the tint of each."""
     present = {s.action.stage for s in spans}
     for i, lane in enumerate(lanes):
@@ -79,7 +79,7 @@ def _ruler(end: float, scale: float, bottom: int) -> Iterator[str]:
         yield f'<text x="{x}" y="{bottom + 14}" text-anchor="middle" font-size="9" fill="{QUIET}">{i * step:g}</text>'
 
 
-def _waits(spans: Sequence[Timed], scale: float, lanes: Sequence[str]) -> Iterator[str]:
+def _waits(spans: Sequence[TimedAction], scale: float, lanes: Sequence[str]) -> Iterator[str]:
     """A faint line from what ended last to what had waited for it on another lane."""
     by_name = {s.action.name: s for s in spans}
     for span in spans:
@@ -90,7 +90,7 @@ def _waits(spans: Sequence[Timed], scale: float, lanes: Sequence[str]) -> Iterat
                 yield f'<path d="M{x} {ys[0]:g}V{ys[1]:g}" stroke="{QUIET}" stroke-width="0.7" opacity="0.6"/>'
 
 
-def _box(span: Timed, scale: float, lanes: Sequence[str], several: bool) -> str:
+def _box(span: TimedAction, scale: float, lanes: Sequence[str], several: bool) -> str:
     action = span.action
     x, y = LEFT + span.start * scale, TOP + ROW * lanes.index(action.lane) + (ROW - BOX) / 2
     width = max((span.stop - span.start) * scale - 1, 0.5)

@@ -18,7 +18,7 @@ VIRTUAL = 1e-3
 """Seconds that a unit of the virtual clock stands for."""
 
 
-class Timed(Protocol):
+class TimedAction(Protocol):
     """An action as it ran or would run: `timeline.Span`, `clock.ClockSpan`."""
 
     @property
@@ -29,7 +29,7 @@ class Timed(Protocol):
     def stop(self) -> float: ...
 
 
-def merge(workers: Sequence[Sequence[Timed]], offsets: Sequence[float] | None = None, unit: float = 1.0) -> Trace:
+def merge(workers: Sequence[Sequence[TimedAction]], offsets: Sequence[float] | None = None, unit: float = 1.0) -> Trace:
     """One trace of the spans of all workers, by rank.  It begins at 0 with whichever of them was first.
 
     `offsets` are what to add to each worker's clock, in its own unit, to have one clock; `unit` is in seconds.
@@ -49,10 +49,10 @@ def merge(workers: Sequence[Sequence[Timed]], offsets: Sequence[float] | None = 
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _afters(spans: Sequence[Timed]) -> list[str | None]:
+def _afters(spans: Sequence[TimedAction]) -> list[str | None]:
     """Per span, in order of time: what ended last of all that it came after, so what it had to wait for if it waited."""
     by_name = {s.action.name: s for s in spans}
-    on_lane: dict[str, Timed] = {}
+    on_lane: dict[str, TimedAction] = {}
     found: list[str | None] = []
     for span in spans:
         before = [by_name[name] for name in span.action.after if name in by_name]
@@ -77,7 +77,7 @@ def _thread(lane: str) -> int:
     return 1 + LANES.index(lane)
 
 
-def _event(rank: int, span: Timed, shift: float, unit: float, after: str | None) -> dict[str, Any]:
+def _event(rank: int, span: TimedAction, shift: float, unit: float, after: str | None) -> dict[str, Any]:
     # Both ends in whole nanoseconds: what only touches must not overlap once it is rounded.
     start, stop = (round((at + shift) * unit * 1e9) for at in (span.start, span.stop))
     action = span.action

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nestpipe.keys.native import prefetch_to_write
+from nestpipe.keys.prefetch import prefetch
 from nestpipe.keys.slab import Slab
 
 MOST = 127
@@ -30,7 +30,7 @@ def _warm(heat, at, most):  # type: ignore[no-untyped-def]
     count = at.shape[0]
     for i in range(count):
         if i + _AHEAD < count:
-            prefetch_to_write(heat, np.uint64(at[i + _AHEAD]))
+            prefetch(heat, np.uint64(at[i + _AHEAD]))
         if heat[at[i]] < most:
             heat[at[i]] += np.uint8(1)
 

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from nestpipe.keys.mixing import mix
-from nestpipe.keys.native import prefetch_to_read, prefetch_to_write
+from nestpipe.keys.prefetch import prefetch
 
 HEADER_WORDS = 4
 _PRIME = np.uint64(0x9FB21C651E98DF25)
@@ -29,7 +29,7 @@ def locate(where, rows, slots, places):  # type: ignore[no-untyped-def]
     count = rows.shape[0]
     for i in range(count):
         if i + _AHEAD < count and rows[i + _AHEAD] >= 0:
-            prefetch_to_read(where, np.uint64(rows[i + _AHEAD]))
+            prefetch(where, np.uint64(rows[i + _AHEAD]))
         at = where[rows[i]] if rows[i] >= 0 else 0
         slots[i] = at - 1 if at > 0 else -1
         places[i] = -at - 1 if at < 0 else -1
@@ -94,7 +94,7 @@ def decode(  # type: ignore[no-untyped-def]
         if j + _AHEAD < order.shape[0]:
             later = np.uint64(target[order[j + _AHEAD]]) * np.uint64(dim)
             for d in range(0, dim, _LINE_WORDS):
-                prefetch_to_write(values, later + np.uint64(d))
+                prefetch(values, later + np.uint64(d))
         base = spots[j] >> 2
         generation = generations[places[i] // per_segment]
         check = _check_of(words, base, record_words, rows[i], places[i], generation)
