@@ -1,11 +1,13 @@
 """Runs the command line in processes of their own, with a deadline, and sees to it that none of them is left.
 
-`Command` forks from a process that has torch loaded already (that of tests/workers.py) and then runs `nestpipe` as the console
-script would; its workers are new interpreters in any case.  `cold=True` starts a new interpreter here too.
+`Command` forks from a process that has torch loaded already (that of workers.py) and then runs `nestpipe` as the console script
+would.  Workers that it launches are forks as well (zygote.py).  With `cold`, which is what stands before the arguments, such as
+MODULE, the command and its workers are new interpreters.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from workers import _context
+from zygote import fork_workers
 
 SCRIPT = str(Path(sys.executable).with_name("nestpipe"))
 MODULE = [sys.executable, "-m", "nestpipe"]
@@ -53,7 +56,7 @@ class Ended:
 class Command:
     """A started command in `folder`, which is also where all of its temporary files go.
 
-    Every training gets `--run RUN` with a path that no other process has in its command line.
+    Its processes are known by that place for temporary files, which no other command has.  Every training gets `--run RUN`.
     """
 
     def __init__(
@@ -109,23 +112,18 @@ class Command:
         return self._process.exitcode
 
     def _is_mine(self, pid: int) -> bool:
-        """The process itself, what is in its session, and workers, which have sessions of their own and name the run."""
+        """The process itself, what is in its session, and workers, which have sessions of their own."""
         try:
-            named = str(self.run) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
         except OSError:
             return False
-        return (named or int(session) == self.pid) and state != "Z"
+        mine = int(session) == self.pid or variables(pid).get("TMPDIR") == str(self.temporary)
+        return mine and state != "Z"
 
     def workers(self) -> dict[int, int]:
         """Process ids of the workers by rank."""
-        found = {}
-        for pid in processes():
-            if self._is_mine(pid):
-                environment = dict(e.partition("=")[::2] for e in Path(f"/proc/{pid}/environ").read_text().split("\0"))
-                if "RANK" in environment and pid != self.pid:
-                    found[int(environment["RANK"])] = pid
-        return found
+        ranks = {pid: variables(pid).get("RANK") for pid in processes() if self._is_mine(pid) and pid != self.pid}
+        return {int(rank): pid for pid, rank in ranks.items() if rank is not None}
 
     def once_training(self, workers: int) -> dict[int, int]:
         """Waits until steps are being taken (needs a small train.log_every); the workers by rank."""
@@ -152,6 +150,16 @@ def processes() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
+def variables(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; a fork has what matters of it in its command line."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for name in ("environ", "cmdline"):
+            text = Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+            found |= dict(part.split("=", 1) for part in text.split("\0") if "=" in part)
+    return found
+
+
 def _become_nestpipe(arguments: list[str], folder: str, temporary: str, out: str, err: str) -> None:
     os.setsid()
     os.chdir(folder)
@@ -162,6 +170,7 @@ def _become_nestpipe(arguments: list[str], folder: str, temporary: str, out: str
         os.dup2(file, number)
         os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    fork_workers()
     sys.argv = ["nestpipe", *arguments]
     runpy.run_module("nestpipe", run_name="__main__", alter_sys=True)
 
