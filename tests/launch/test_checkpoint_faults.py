@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import DEADLINE, MODULE, Command, nestpipe, one_line, refused, small, until
+from commands import DEADLINE, Command, nestpipe, one_line, refused, small, until
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.comm.world import World
 from runs import digest_at, resume, train_run
@@ -121,7 +121,7 @@ def test_sigterm_has_a_deadline(tmp_path: Path) -> None:
 
 def test_sigterm_before_the_first_step(tmp_path: Path) -> None:
     """Nothing could be saved: one line, exit 1, no process left."""
-    command = Command(tmp_path, small(*LENGTH, *EVERY, workers=2), cold=MODULE)
+    command = Command(tmp_path, small(*LENGTH, *EVERY, workers=2), cold_workers=True)
     assert until(DEADLINE, lambda: len(command.workers()) == 2)
     os.kill(command.pid, signal.SIGTERM)
     ended = command.wait()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from commands import DEADLINE, MODULE, Command, nestpipe, one_line, refused, small, until
+from commands import DEADLINE, Command, nestpipe, one_line, refused, small, until
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.world import World
 from nestpipe.launch.launcher import as_peer_lost
@@ -60,7 +60,7 @@ def test_an_interrupted_run_is_over_at_once(tmp_path: Path) -> None:
 def test_a_signal_while_workers_start_ends_them_too(tmp_path: Path) -> None:
     """SIGINT and SIGTERM before workers have even loaded torch: one line from the parent, none from the workers."""
     for number, code, words in ((signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 1, "stopped by SIGTERM")):
-        command = Command(tmp_path, small(*ENDLESS, workers=2), cold=MODULE)
+        command = Command(tmp_path, small(*ENDLESS, workers=2), cold_workers=True)
         assert until(DEADLINE, lambda command=command: len(command.workers()) == 2)
         os.kill(command.pid, number)
         ended = command.wait()
