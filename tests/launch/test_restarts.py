@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from commands import DEADLINE, MODULE, Command, nestpipe, one_line, refused, small, until
+from commands import DEADLINE, Command, nestpipe, one_line, refused, small, until
+from forks import Fork
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.launch.restarts import launch_id, started_again
 from runs import train_run
@@ -78,16 +77,17 @@ def test_machines_leave_and_join(tmp_path: Path) -> None:
         "--run-dir",
         str(run),
     ]
-    conf = "last_call_timeout=2,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=1"]
+    conf = "last_call_timeout=6,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
+    launcher = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=1"]
     launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=both", "--monitor-interval=0.2"]
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    machines: dict[str, subprocess.Popen[bytes]] = {}
+    machines: dict[str, Fork] = {}
 
     def start(name: str, host: str) -> None:
         options = [f"--rdzv-conf=is_host={host},{conf}", "-m", "--", "nestpipe", *arguments]
-        with (tmp_path / name).open("wb") as log:
-            machines[name] = subprocess.Popen([*launcher, *options], stdout=log, stderr=log, env=environment)
+        log = tmp_path / name
+        log.touch()
+        machines[name] = Fork("torch.distributed.run", [*launcher, *options], tmp_path, log, log, environment)
 
     def worker_of(name: str) -> list[int]:
         pid = machines[name].pid
@@ -141,9 +141,7 @@ def test_a_run_of_another_launch_is_not_written_over(tmp_path: Path) -> None:
         refused(nestpipe(tmp_path, *again), "already")
         restarted = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}
         arguments = [*small("train.seed=77", *EVERY), "--run-dir", str(first.run)]
-        ended = Command(
-            tmp_path, arguments, run="none", cold=["env", *map("=".join, restarted.items()), *MODULE]
-        ).wait()
+        ended = Command(tmp_path, arguments, run="none", variables=restarted).wait()
         assert ended.code and " already" in ended.err, ended.err
         assert {path: path.read_bytes() for path in first.run.rglob("*") if path.is_file()} == before
 

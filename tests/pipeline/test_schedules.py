@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -342,42 +346,51 @@ def test_stamps_change_nothing_else() -> None:
     assert all(run(2, stamped_is_the_same, COMMON))
 
 
-def slow_storage(pipeline: TrainPipeline) -> None:
-    for stage in ("retrieve", "writeback"):
-        function = pipeline.engine._stages[stage]
-        pipeline.engine._stages[stage] = lambda f, m, function=function: (time.sleep(0.02), function(f, m))
+class Report(NamedTuple):
+    stages: dict[str, dict[str, float]]
+    step_ms: float
 
 
-def slow_model(pipeline: TrainPipeline) -> None:
-    compute = pipeline.engine._stages["compute"]
-    pipeline.engine._stages["compute"] = lambda f, m: (time.sleep(0.06), compute(f, m))
+def timed(world: World, schedule: str, count: int) -> Report:
+    """What the timeline says of all steps but the first three.  Under dbp each `compute` waits until the next batch's rows are
+    there and the last batch's are written, so that no step has to wait for storage."""
+    pipeline = TrainPipeline(Model(), None, SGD(0.1), schedule=schedule, world=world)
+    done: defaultdict[tuple[str, int], threading.Event] = defaultdict(threading.Event)
+    functions = {stage: pipeline.engine.stage(stage) for stage in ("retrieve", "writeback", "compute")}
 
+    def storing(stage: str, context: BatchContext, micro: int) -> None:
+        functions[stage](context, micro)
+        done[stage, context.number].set()
 
-def timed(world: World, schedule: str) -> dict[str, dict[str, float]]:
-    model = Model()
-    pipeline = TrainPipeline(model, None, SGD(0.1), schedule=schedule, world=world)
-    slow_storage(pipeline)
-    slow_model(pipeline)
-    data = batches([[[t, 1], [t, 2]] for t in range(12)], world.rank)
+    def computing(context: BatchContext, micro: int) -> None:
+        functions["compute"](context, micro)
+        others = [("retrieve", context.number + 1), ("writeback", context.number - 1)]
+        if schedule == "dbp":
+            assert all(done[other].wait(30) for other in others if 0 <= other[1] < count)
+
+    storages = {stage: functools.partial(storing, stage) for stage in ("retrieve", "writeback")}
+    pipeline.engine.replace(compute=computing, **storages)
+    timeline = pipeline.engine.timeline
+    close_step, steps = timeline.close_step, []
+    timeline.close_step = lambda last, begin, end: (steps.append((begin, end)), close_step(last, begin, end))[1]  # type: ignore[method-assign]
+    data = batches([[[t, 1], [t, 2]] for t in range(count)], world.rank)
     for _ in range(3):
         pipeline.progress(data)
-    pipeline.engine.timeline.restart()
-    start = time.perf_counter()
+    timeline.restart()
     while pipeline.progress(data):
         pass
-    wall = time.perf_counter() - start
-    report = pipeline.engine.timeline.report()
+    report = timeline.report()
     pipeline.close()
-    report["wall"] = {"exposed_ms": 1e3 * wall / pipeline.engine.timeline.steps}
-    return report
+    assert len(steps) == count and all(end == begin for (_, end), (begin, _) in itertools.pairwise(steps))
+    return Report(report, 1e3 * (steps[-1][1] - steps[3][0]) / (count - 3))
 
 
 def test_report_says_what_was_hidden_and_adds_up_to_the_step() -> None:
     """The exposed column is the step; storage is exposed under serial and hidden under dbp."""
-    for schedule, hidden in (("serial", False), ("dbp", True)):
-        for report in run(2, timed, schedule):
-            wall = report.pop("wall")["exposed_ms"]
-            total = sum(stage["exposed_ms"] for stage in report.values())
-            assert total == pytest.approx(wall, rel=0.1, abs=8)  # the last progress, which finds no data, is not a step
-            storage = report["retrieve"]["exposed_ms"] + report["writeback"]["exposed_ms"]
-            assert (storage < 10) if hidden else (storage > 35), report
+    for schedule in ("serial", "dbp"):
+        for report in run(2, timed, schedule, 12):
+            total = sum(stage["exposed_ms"] for stage in report.stages.values())
+            assert total == pytest.approx(report.step_ms)
+            for storage in (report.stages["retrieve"], report.stages["writeback"]):
+                exposed = storage["busy_ms"] if schedule == "serial" else 0.0
+                assert storage["exposed_ms"] == pytest.approx(exposed) and storage["busy_ms"] > 0, report

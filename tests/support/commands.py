@@ -1,25 +1,26 @@
 """Runs the command line in processes of their own, with a deadline, and sees to it that none of them is left.
 
-`Command` forks from a process that has torch loaded already (that of tests/workers.py) and then runs `nestpipe` as the console
-script would; its workers are new interpreters in any case.  `cold=True` starts a new interpreter here too.
+`Command` is a fork of a process that has torch loaded already (that of workers.py) and does what the console script would.
+Workers that it launches are forks as well.  With `cold`, which is what stands before the arguments, such as MODULE, the command
+and its workers are new interpreters.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers import _context
+from forks import Fork
 
 SCRIPT = str(Path(sys.executable).with_name("nestpipe"))
 MODULE = [sys.executable, "-m", "nestpipe"]
@@ -40,7 +41,6 @@ class Ended:
     code: int
     out: str
     err: str
-    seconds: float
 
     def summary(self) -> dict[str, Any]:
         """The one JSON object on standard output, after a run with `--json -` that ended well."""
@@ -53,21 +53,27 @@ class Ended:
 class Command:
     """A started command in `folder`, which is also where all of its temporary files go.
 
-    Every training gets `--run RUN` with a path that no other process has in its command line.
+    Its processes are known by that place for temporary files, which no other command has.  Every training gets `--run RUN`.
     """
 
     def __init__(
-        self, folder: Path, arguments: Sequence[str], run: str | None = None, cold: Sequence[str] = ()
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        run: str | None = None,
+        cold: Sequence[str] = (),
+        cold_workers: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        """`cold_workers`: only the workers are new interpreters.  `variables` go into the environment."""
         self.temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=folder))
         self.run = folder / (run or self.temporary.name.replace("tmp", "run"))
         named = arguments[0] != "train" or "--run-dir" in arguments
         self.arguments = [*arguments, *([] if named else ["--run", str(self.run)])]
         self._files = [self.temporary.with_suffix(".out"), self.temporary.with_suffix(".err")]
-        self._started = time.monotonic()
-        self._process: Any
+        self._process: subprocess.Popen[bytes] | Fork
+        environment = {**os.environ, "TMPDIR": str(self.temporary), **(variables or {})}
         if cold:
-            environment = {**os.environ, "TMPDIR": str(self.temporary)}
             with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
                 self._process = subprocess.Popen(
                     [*cold, *self.arguments],
@@ -79,15 +85,14 @@ class Command:
                     start_new_session=True,
                 )
         else:
-            paths = [str(path) for path in (folder, self.temporary, *self._files)]
-            self._process = _context().Process(target=_become_nestpipe, args=(self.arguments, *paths))
-            self._process.start()
+            self._process = Fork(
+                "nestpipe", self.arguments, folder, *self._files, environment, cold_workers=cold_workers
+            )
         self.pid: int = self._process.pid
 
     def wait(self, deadline: float = DEADLINE, litter: bool = False) -> Ended:
         """How it ended.  AssertionError if it did not in time, or left a process, or (unless `litter`) a temporary file."""
         code = self._wait_for(deadline)
-        seconds = time.monotonic() - self._started
         left = [pid for pid in processes() if self._is_mine(pid)]
         # torch's compiler makes its folder, the same for every process, wherever it is loaded
         files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
@@ -97,49 +102,38 @@ class Command:
         assert code is not None, f"still running after {deadline:g} s: {err}"
         assert not left, f"processes left behind after exit {code}: {err}"
         assert litter or not files, f"temporary files left behind: {files}"
-        return Ended(code, out, err, seconds)
+        return Ended(code, out, err)
 
     def _wait_for(self, deadline: float) -> int | None:
-        if isinstance(self._process, subprocess.Popen):
-            try:
-                return self._process.wait(deadline)
-            except subprocess.TimeoutExpired:
-                return None
-        self._process.join(deadline)
-        return self._process.exitcode
+        try:
+            return self._process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _is_mine(self, pid: int) -> bool:
-        """The process itself, what is in its session, and workers, which have sessions of their own and name the run."""
+        """The process itself, what is in its session, and workers, which have sessions of their own."""
         try:
-            named = str(self.run) in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
         except OSError:
             return False
-        return (named or int(session) == self.pid) and state != "Z"
+        mine = int(session) == self.pid or variables(pid).get("TMPDIR") == str(self.temporary)
+        return mine and state != "Z"
 
     def workers(self) -> dict[int, int]:
         """Process ids of the workers by rank."""
-        found = {}
-        for pid in processes():
-            if self._is_mine(pid):
-                environment = dict(e.partition("=")[::2] for e in Path(f"/proc/{pid}/environ").read_text().split("\0"))
-                if "RANK" in environment and pid != self.pid:
-                    found[int(environment["RANK"])] = pid
-        return found
+        ranks = {pid: variables(pid).get("RANK") for pid in processes() if self._is_mine(pid) and pid != self.pid}
+        return {int(rank): pid for pid, rank in ranks.items() if rank is not None}
 
     def once_training(self, workers: int) -> dict[int, int]:
         """Waits until steps are being taken (needs a small train.log_every); the workers by rank."""
         until = time.monotonic() + DEADLINE
         log = self.run / "metrics.jsonl"
         while not log.exists():
-            assert time.monotonic() < until and self._alive(), self._files[1].read_text()
+            assert time.monotonic() < until and self._process.poll() is None, self._files[1].read_text()
             time.sleep(0.05)
         found = self.workers()
         assert sorted(found) == list(range(workers)), found
         return found
-
-    def _alive(self) -> bool:
-        return self._process.poll() is None if isinstance(self._process, subprocess.Popen) else self._process.is_alive()
 
     def end(self) -> None:
         for pid in processes():
@@ -152,18 +146,14 @@ def processes() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def _become_nestpipe(arguments: list[str], folder: str, temporary: str, out: str, err: str) -> None:
-    os.setsid()
-    os.chdir(folder)
-    os.environ["TMPDIR"] = tempfile.tempdir = temporary
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, path in enumerate((os.devnull, out, err)):
-        file = os.open(path, os.O_RDWR | os.O_CREAT)
-        os.dup2(file, number)
-        os.close(file)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.argv = ["nestpipe", *arguments]
-    runpy.run_module("nestpipe", run_name="__main__", alter_sys=True)
+def variables(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; a fork has what matters of it in its command line."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for name in ("environ", "cmdline"):
+            text = Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+            found |= dict(part.split("=", 1) for part in text.split("\0") if "=" in part)
+    return found
 
 
 def nestpipe(folder: Path, *arguments: str, run: str | None = None, cold: Sequence[str] = ()) -> Ended:
@@ -182,11 +172,6 @@ def refused(ended: Ended, *words: str) -> None:
     """A failure in one line that has all of these words in it."""
     line = one_line(ended)
     assert all(word in line for word in words), line
-
-
-def soon(seconds: float) -> float:
-    """What is `seconds` on a machine that is free, on this one as busy as it is."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def until(seconds: float, condition: Callable[[], bool]) -> bool:

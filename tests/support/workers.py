@@ -80,7 +80,7 @@ class Group:
         self._directory = tempfile.TemporaryDirectory(prefix="nestpipe-workers-")
         self._pipes: list[Connection] = []
         self._processes = []
-        context = _context()
+        context = fork_server()
         for rank in range(size):
             ours, theirs = context.Pipe()
             where = str(Path(self._directory.name) / "store")
@@ -135,7 +135,7 @@ _living: dict[int, Group] = {}
 _started = False
 
 
-def _context() -> multiprocessing.context.ForkServerContext:
+def fork_server() -> multiprocessing.context.ForkServerContext:
     global _started
     context = multiprocessing.get_context("forkserver")
     if not _started:
