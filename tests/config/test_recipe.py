@@ -264,3 +264,11 @@ def test_a_type_that_recipes_do_not_know_is_a_programming_error() -> None:
 @dataclass(frozen=True)
 class Odd:
     thing: set[int] | Any
+
+
+def test_every_shipped_key_has_help() -> None:
+    """Promise: `nestpipe recipe` explains every key, also those of the built-in data and models."""
+    from nestpipe.data.kinds import KINDS as DATA_KINDS
+    from nestpipe.models.kinds import KINDS as MODEL_KINDS
+
+    assert not [key.key for key in describe(DATA_KINDS, MODEL_KINDS) if not key.help]

@@ -42,10 +42,13 @@ class ClicksData:
     dense: int = 4
     """Dense features."""
     samples: int = 400_000
+    """Training samples of an epoch, over all workers."""
     eval_samples: int = 20_000
+    """Held-out samples, over all workers."""
     signal: float = 1.6
     """Spread (standard deviation) of the logit: 0 leaves nothing to learn, 1.6 allows an AUC of about 0.8."""
     bias: float = -1.0
+    """Added to every logit; below 0, clicks are rarer than no clicks."""
     products: int = 3
     """Products between features (2k, 2k+1); no more than features // 2 of them are used."""
 

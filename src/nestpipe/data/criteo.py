@@ -34,6 +34,7 @@ class CriteoData:
     eval_paths: str | Sequence[str] = ()
     """What to evaluate on; without it, the last `eval_fraction` of the bytes of `paths`, which train leaves out."""
     eval_fraction: float = 0.1
+    """Share of the samples that is held out."""
 
     def __post_init__(self) -> None:
         check_texts("paths", self.paths, "day_*")

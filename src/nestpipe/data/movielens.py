@@ -26,6 +26,7 @@ class MovieLensData:
     """Ratings from `u.data`, `ratings.dat`, `ratings.csv`, a folder of one of them, or the original zip."""
 
     path: str = ""
+    """The ratings as they come: u.data, ratings.dat, ratings.csv, a folder with one of these, or the original zip."""
     task: str = "sequences"
     """clicks: features user and item, label 1 for a high rating.  sequences: see `sequence_batches`."""
     max_length: int = 200

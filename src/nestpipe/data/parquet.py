@@ -31,12 +31,15 @@ class ParquetData:
     sparse: Mapping[str, str] = field(default_factory=dict)
     """Feature to column."""
     label: str = ""
+    """Column of the label, 0 or 1."""
     dense: Sequence[str] = ()
+    """Columns of the dense inputs."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Feature to column of per-sample weights.  If any feature has weights, the ids of the others weigh 1."""
     eval_paths: str | Sequence[str] = ()
     """What to evaluate on; without it, the last `eval_fraction` of the rows of `paths`, which train leaves out."""
     eval_fraction: float = 0.1
+    """Share of the samples that is held out."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do with a file or row group that cannot be read: end the run, or leave it out as a whole and say so.  A value
     that cannot be trained on ends the run in any case."""

@@ -22,8 +22,11 @@ class SequencesData:
     """
 
     users: int = 10_000
+    """Users, one sample each."""
     items: int = 2_000
+    """Items of the catalogue."""
     groups: int = 20
+    """Interest groups that users and items belong to."""
     max_length: int = 100
     """The longest history in a batch; users may have longer ones."""
     mean_length: float = 40.0
@@ -33,6 +36,7 @@ class SequencesData:
     order: float = 0.5
     """The chance that the next item follows from the present one."""
     negatives: int = 64
+    """Uniform draws from the catalogue for each target."""
 
     def __post_init__(self) -> None:
         check_whole("users", self.users)

@@ -31,13 +31,17 @@ class HSTUConfig:
     dim: int = 50
     """Embedding dimension."""
     blocks: int = 2
+    """Attention blocks."""
     heads: int = 1
+    """Attention heads of a block."""
     head_dim: int | None = None
     """Per head, for queries, keys, values and gates.  None: dim / heads."""
     max_length: int = 200
     """Longest history.  data.max_length must not be larger."""
     dropout: float = 0.2
+    """Share of the values that dropout zeroes while training."""
     temperature: float = 0.05
+    """Divides the similarities before the softmax."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "max_length"):

@@ -26,10 +26,13 @@ class TimedConfig:
     """The [model] section of a timed recipe."""
 
     dim: int = 64
+    """Embedding dimension."""
     forward_ms: float = 50.0
     """Time of the forward pass for `samples` samples.  A micro-batch takes its share."""
     backward_ms: float = 100.0
+    """Time of the backward pass, as forward_ms."""
     samples: int = 2048
+    """Samples that forward_ms and backward_ms are for."""
     dense_parameters: int = 500_000
     """Number of parameters to all-reduce."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from nestpipe.tables import kernels
 
 
 class SparseOptimizer(Protocol):
+    """What a table needs of an optimizer.  Elementwise arithmetic in a fixed order makes it exact under every schedule."""
+
     @property
     def lr(self) -> float: ...
 
@@ -25,7 +27,8 @@ class SparseOptimizer(Protocol):
     def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
         """Updates values [R, D] and state [R, S] in place from grads [R, D].
 
-        `lr` is this step's rate; `step` counts from 1.
+        The first `state_width(D)` columns of `state` are the optimizer's, all zero for a new row; columns behind them belong
+        to eviction and staleness checks.  `lr` is this step's rate; `step` counts from 1.
         """
         ...
 
@@ -106,4 +109,5 @@ class Adam:
         kernels.adam(values, state, grads, np.array([step_size, 1 - beta1, 1 - beta2, self.eps], values.dtype))
 
 
-OPTIMIZERS = {"sgd": SGD, "rowwise_adagrad": RowWiseAdagrad, "adagrad": Adagrad, "adam": Adam}
+OPTIMIZERS: dict[str, type[Any]] = {"sgd": SGD, "rowwise_adagrad": RowWiseAdagrad, "adagrad": Adagrad, "adam": Adam}
+"""By the names that `tables.optimizer` of a recipe takes.  To add one: its class here, its name in `config.tables`."""

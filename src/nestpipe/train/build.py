@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import nn
 
@@ -20,21 +22,18 @@ from nestpipe.pipeline.workload import deferred_of, workload_of
 from nestpipe.schedule.options import Options, resolve
 from nestpipe.tables.config import TableDefaults
 from nestpipe.tables.disk.tiered_store import DiskTier
-from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
+from nestpipe.tables.optimizers import OPTIMIZERS, SparseOptimizer
 from nestpipe.train.initial import read_initial
 
 NO_SAMPLES = "the training data has no samples: look at the paths and fractions in the recipe's [data]"
 
 
 def sparse_optimizer(section: TablesConfig) -> SparseOptimizer:
-    eps = {} if section.eps is None else {"eps": section.eps}
-    if section.optimizer == "sgd":
-        return SGD(section.lr)
-    if section.optimizer == "adagrad":
-        return Adagrad(section.lr, **eps)
-    if section.optimizer == "adam":
-        return Adam(section.lr, section.betas, **eps)
-    return RowWiseAdagrad(section.lr, **eps)
+    """The recipe's optimizer, with the settings that it has: lr, and eps and betas where it knows them."""
+    kind = OPTIMIZERS[section.optimizer]
+    known = {field.name for field in fields(kind)}
+    given = {"lr": section.lr, "eps": section.eps, "betas": section.betas}
+    return kind(**{name: value for name, value in given.items() if name in known and value is not None})
 
 
 def dense_optimizer(section: DenseConfig, model: nn.Module) -> torch.optim.Optimizer | None:
