@@ -16,9 +16,9 @@ def leave_out_compiler() -> None:
     Only for processes of our own commands, before they make an optimizer; a user's script is left alone.  Does nothing where the
     compiler is loaded already.  tests/launch/test_quick_start.py compares the optimizers with torch's own, bit for bit.
     """
-    # Worth a patch of torch's private functions: there is no public way, and the import costs every worker 1.5 to 2 s of CPU.
-    # 20 steps of dlrm on 2 busy cores, medians of 5 interleaved runs, with the patch and without: one worker 5.3 and 7.4 s of
-    # CPU (31 and 40 s elapsed), two workers 10.5 and 13.4 s of CPU (30 and 45 s elapsed).
+    # Worth a patch of torch's private functions: there is no public way, and the import costs every worker about 2 s of CPU.
+    # 20 steps of dlrm on 2 shared cores, medians of 5 interleaved runs, with the patch and without: one worker 5.6 and 8.0 s of
+    # CPU (8.5 and 12.3 s elapsed), two workers 12.4 and 16.2 s of CPU (18.0 and 19.7 s elapsed).
     if "torch._dynamo" in sys.modules:
         return
     for method in vars(torch.optim.Optimizer).values():
