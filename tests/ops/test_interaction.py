@@ -32,7 +32,7 @@ def test_kernels_reference_and_oracle(
     passed = interact_backward_reference(grad, one, others.detach())[0 if dense else 1 :]
     reference = [interact_reference(one, others.detach()), *(p.view_as(i) for p, i in zip(passed, inputs))]
     ours, theirs = (with_gradients(out, inputs, grad) for out in (interact(first, others), wanted))
-    check_close(ours, reference, theirs, float64=1e-11)
+    check_close(ours, reference, theirs, looser=10)
 
 
 def test_shapes_are_checked_and_floats_promoted() -> None:

@@ -41,7 +41,7 @@ class BackwardWatch:
                 events[bucket].set()
 
         # Registered anew for each pass, so that they run after hooks of the user, which may still change the gradient.
-        handles = [parameter.register_post_accumulate_grad_hook(added) for parameter in self._bucket_of]
+        handles = [p.register_post_accumulate_grad_hook(added) for p in self._bucket_of if p.requires_grad]
         try:
             yield
         finally:

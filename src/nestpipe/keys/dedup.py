@@ -52,9 +52,8 @@ def _runs(keys, limit):  # type: ignore[no-untyped-def]
     """Cuts the keys into runs: all keys of a run are less than all keys of the next, as where each feature has its own
     id range. Returns the runs' ends and least keys, or empty arrays where a run spans `limit` or more.
 
-    On these ids `dedup` takes 2.5 times as long without it, 1.9 times with cold caches (2026-11-17, layout
-    "offset" of bench/dedup.py, medians of 150 and 60 turns).  On ids that share one range it costs nothing that can be
-    measured.
+    On these ids `dedup` takes 1.9 times as long without it (1.6 to 2.5), on others the same
+    (`python bench/kernels.py`, 2026-11-17, median and quartiles of 60 turns).
     """
     blocks = (keys.shape[0] + _BLOCK - 1) // _BLOCK
     after, high = np.empty(blocks + 1, np.int64), np.empty(blocks, np.int64)

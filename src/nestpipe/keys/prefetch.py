@@ -1,20 +1,21 @@
-"""`prefetch`, the one instruction that numba cannot express.  LLVM lowers it on every CPU.
+"""`prefetch`, an instruction that numba has no function for.  LLVM lowers it on every CPU.
 
 Rows and index entries lie all over memory.  Without prefetch a kernel waits for one cache miss after another.
 
-Measured 2026-11-17 on 2 cores of an EPYC with 32 MB of L3, CPU time of one thread, both versions taking turns in one
-process, 30 to 400 rounds each.  Time without prefetch / time with it, medians (quartiles), caches filled with other
-data before every call:
+`python bench/kernels.py`, 2026-11-17, one thread of an EPYC with 32 MB of L3, caches cold.  Time without / with it,
+median (quartiles) of 60 turns:
 
-    pool, pool_backward         2048 x 26 rows of 64 floats      1.97 (1.87 to 2.13), 1.99 (1.88 to 2.08)
-    gather                      20,000 of 1,000,000 rows of 64   1.32 (1.17 to 1.45); rows of 16: 1.63 (1.38 to 1.78)
-    HashIndex.find, insert      50,000 of 2,000,000 keys         1.19 (1.06 to 1.25), 1.77 (1.69 to 1.89)
-    disk locate, decode         50,000 rows; 20,000 records      1.48 (1.42 to 1.63), 1.05 (1.03 to 1.08)
-    disk, count touches         50,000 of 5,000,000 rows         1.14 (1.03 to 1.28)
-    snapshot, note changes      50,000 of 5,000,000 rows         1.31 (1.17 to 1.58)
-    dedup of dense keys         bench/dedup.py, "in turns"       1.08 to 1.13; with warm caches 0.95 to 1.01
+    pool, 2048 x 26 rows of 64 floats           2.63 (2.21 to 2.78)
+    pool_backward, the same                     2.57 (2.34 to 2.67)
+    gather, 20,000 of 1,000,000 rows of 64      1.53 (1.40 to 1.64)
+    gather, 20,000 of 1,000,000 rows of 16      1.19 (1.06 to 1.37)
+    HashIndex.find, 50,000 of 2,000,000 keys    1.61 (1.32 to 1.67)
+    HashIndex.insert, the same known keys       1.66 (1.62 to 1.71)
+    disk: locate 50,000 of 5,000,000 rows       2.12 (1.72 to 2.25)
+    snapshot: note changes of 50,000 rows       1.50 (1.37 to 1.63)
+    dedup of bench/dedup.py's dense keys        1.15 (1.06 to 1.28) "offset", 1.04 (0.95 to 1.25) "plain"
 
-A hint to fetch for writing made no difference anywhere (0.99 to 1.02), so there is one kind of prefetch.
+A hint to fetch for writing made no difference in any of them (0.99 to 1.02), so there is one kind of prefetch.
 """
 
 from __future__ import annotations

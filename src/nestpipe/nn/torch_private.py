@@ -60,8 +60,8 @@ def reshaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 def relu_backward(grad: Tensor, value: Tensor, out: Tensor) -> Tensor:
     """out = grad where value > 0, else 0.  `out` may be `grad`.
 
-    `grad.masked_fill_(value <= 0, 0)` gives the same bits in 10 to 15 times the time: 0.9 ms instead of 0.05 for 256 x
-    512, where the layer's product takes 2 (2026-11-17, one thread, medians of 300 turns).
+    `grad.masked_fill_(value <= 0, 0)` gives the same bits but takes 4.2 times as long (3.9 to 4.7): 0.98 ms instead of
+    0.22 for 256 x 512, where the layer's product takes 2 (`python bench/kernels.py`, 2026-11-17, 60 turns).
     """
     result: Tensor = torch.ops.aten.threshold_backward.grad_input(grad, value, 0, grad_input=out)
     return result

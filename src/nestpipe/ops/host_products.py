@@ -4,11 +4,12 @@ A large weight whose width is no multiple of 8 gets columns of zeros for as long
 multiplied the other way round.  Results are the layer's own: in the same bits with MKL on an EPYC, and on any host they
 depend on shapes alone, so every schedule rounds the same way.
 
-Measured 2026-11-17, one thread, medians (quartiles) of 30 turns in one process, time without / with:
-    415 x 512, both products of the backward pass, 8 x 256 samples   1.19 (1.14 to 1.34); 27.7 and 23.9 ms at best
-    the same, 2048 samples at once                                    1.36 (1.24 to 1.44); 29.0 and 22.5 ms at best
-    the same with the forward pass                                    1.09 (1.02 to 1.21) and 1.26 (1.18 to 1.37)
-    13 x 512, gradient of the weight, 256 samples                     2.2 (1.8 to 2.4)
+`python bench/kernels.py`, 2026-11-17, one thread of an EPYC, caches cold.  Time without / with, median (quartiles) of
+60 turns:
+
+    415 x 512, both products of the backward pass, 8 x 256 samples    1.19 (1.14 to 1.26)    34.0 and 28.1 ms
+    the same, 2048 samples at once                                    1.37 (1.30 to 1.44)    39.5 and 28.6 ms
+    13 x 512, gradient of the weight, 256 samples                     1.06 (0.95 to 1.17)    with warm caches 2.2
 """
 
 from __future__ import annotations

@@ -125,9 +125,11 @@ def _sum_scaled_rows(
 
     All arrays have one float type and are counted flat.  In LLVM, because the sums then stay in registers: numba cannot
     know that arrays do not overlap, so in a plain loop every step loads and stores them.  Two sums at a time hide each
-    other's latency. Plain numba gives the same bits in 1.6 to 1.9 times the time of `interact_backward`, whether its
-    loop takes 1, 3, 4, 6 or 8 rows at once (2026-11-17, 256 and 2048 samples of 27 vectors of 64 floats, one thread,
-    medians of 60 turns in one process).
+    other's latency.
+
+    Plain numba gives the same bits but takes `interact_backward` 1.89 times as long (1.69 to 2.13) for 256 samples of
+    27 vectors of 64 floats, 2.02 times (1.89 to 2.15) for 2048 (`python bench/kernels.py`, 2026-11-17, median and
+    quartiles of 60 turns).  Taking 3, 4, 6 or 8 rows at once in its loop is no better than 1.6.
     """
     lanes = TILE_BYTES // 4 // (scales.dtype.bitwidth // 8)
     registers = 4
