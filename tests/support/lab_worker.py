@@ -28,7 +28,7 @@ def main() -> None:
         turns.wait(turn)
         if config.get("fails_at") == turn and rank == 0:
             raise ValueError("this rung was made to fail")
-        with (arguments.out.parents[2] / "order").open("a") as order:
+        with (arguments.out.parents[1] / "order").open("a") as order:
             order.write(f"{config['name']} {turn}\n")
         time.sleep(config["step_s"])
         step_s.append([config["step_s"] * (1 + rank)])
