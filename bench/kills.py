@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 SCHEDULES = ("serial", "dbp", "fwp", "nested")
 MOMENTS = ("starting", "reading", "training", "training", "writing", "writing", "removing")
@@ -63,16 +64,36 @@ class Outcome:
         return self.expected == self.found and not self.problems
 
 
+class Process(Protocol):
+    """What is used of subprocess.Popen."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+Start = Callable[[list[str], Path], Process]
+"""Starts `nestpipe ARGUMENTS`, which writes its errors to a file."""
+
+
+def in_a_new_interpreter(arguments: list[str], said: Path) -> Process:
+    with said.open("w") as err:
+        return subprocess.Popen([sys.executable, "-m", "nestpipe", *arguments], stdout=subprocess.DEVNULL, stderr=err)
+
+
 class Life:
     """One start of the run, until it ends or is killed."""
 
-    def __init__(self, run: Path, steps: int, random_: random.Random | None = None) -> None:
-        """`random_` draws the schedule and the tier; None means serial, in DRAM."""
+    def __init__(self, run: Path, steps: int, start: Start, random_: random.Random | None = None) -> None:
+        """`random_` draws the schedule and the tier; None: serial, in DRAM."""
         self.run = run
         self.begins_at = newest(run)
         self._log_before = file_number(run / "metrics.jsonl")
         self.resumes = (run / "recipe.toml").exists()
-        command = [sys.executable, "-m", "nestpipe", "train", str(run) if self.resumes else "dlrm", "--quiet"]
+        command = ["train", str(run) if self.resumes else "dlrm", "--quiet"]
         command += ["--resume"] if self.resumes else ["--run", str(run), "--workers", "2"]
         settings = {} if self.resumes else dict(SETTINGS)
         settings["train.steps"] = steps
@@ -85,8 +106,9 @@ class Life:
         }
         self.what = f"{schedule} {'disk' if disk else 'dram'}"
         command += ["--schedule", schedule, *(f"--set={key}={value}" for key, value in settings.items())]
-        self._said = (run.parent / "said.txt").open("w+")
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._said)
+        self._said = run.parent / "said.txt"
+        self._said.write_text("")
+        self.process = start(command, self._said)
         self.started = time.monotonic()
 
     def over(self) -> bool:
@@ -97,11 +119,10 @@ class Life:
         return 0 if file_number(self.run / "metrics.jsonl") == self._log_before else last_step(self.run)
 
     def said(self) -> str:
-        self._said.seek(0)
-        return self._said.read().strip()
+        return self._said.read_text().strip()
 
     def workers(self) -> list[int]:
-        return sorted(children(self.process.pid))
+        return sorted(workers_of(self.process.pid))
 
     def kill(self, target: str) -> None:
         """Sends SIGKILL and waits until no process of this life is left."""
@@ -123,6 +144,7 @@ def kill_and_resume(
     seed: int,
     tell: Callable[[str], None] = lambda line: None,
     steps_a_life: int = STEPS_A_LIFE,
+    start: Start = in_a_new_interpreter,
 ) -> Outcome:
     """Trains once untouched and once with `kills` kills, each in its own folder below `folder`."""
     lives: list[Life] = []
@@ -132,7 +154,7 @@ def kill_and_resume(
         return life
 
     try:
-        return _kill_and_resume(folder, kills, seed, tell, steps_a_life, begin)
+        return _kill_and_resume(folder, kills, seed, tell, steps_a_life, start, begin)
     finally:
         for life in lives:
             if not life.over():
@@ -140,18 +162,24 @@ def kill_and_resume(
 
 
 def _kill_and_resume(
-    folder: Path, kills: int, seed: int, tell: Callable[[str], None], steps_a_life: int, begin: Callable[[Life], Life]
+    folder: Path,
+    kills: int,
+    seed: int,
+    tell: Callable[[str], None],
+    steps_a_life: int,
+    start: Start,
+    begin: Callable[[Life], Life],
 ) -> Outcome:
     drawn = random.Random(seed)
     steps = steps_a_life * kills + 40
-    untouched = begin(Life(made(folder / "untouched") / "run", steps))
+    untouched = begin(Life(made(folder / "untouched") / "run", steps, start))
     run = made(folder / "killed") / "run"
     moments: Counter[str] = Counter()
     problems: list[str] = []
     began, ready = time.monotonic(), 10.0
     done = 0
     while done < kills:
-        life = begin(Life(run, steps, drawn))
+        life = begin(Life(run, steps, start, drawn))
         target = drawn.choice(TARGETS)
         # Near the end only moments before the first step: the run must not end before all kills are done.
         moment = drawn.choice(MOMENTS if life.begins_at < steps - 40 else ("starting", "reading"))
@@ -172,7 +200,7 @@ def _kill_and_resume(
             f"kill {done:3} of {kills}  {life.what:11}  {moment:8} {target:8}  step {last_step(run):5} of {steps}, "
             f"saved {newest(run):5}  {left:.0f} s left"
         )
-    last = begin(Life(run, steps, drawn))
+    last = begin(Life(run, steps, start, drawn))
     last.process.wait(10 * DEADLINE)
     if last.process.returncode:
         problems.append(f"the last life failed: {last.said()}")
@@ -260,14 +288,15 @@ def digest(life: Life) -> str:
     return json.loads(summary.read_text())["digest"] if summary.exists() else f"none: {life.said()}"
 
 
-def children(parent: int) -> list[int]:
+def workers_of(launcher: int) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state, above = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if int(above) == parent and state != "Z":
+        if int(above) == launcher and b"nestpipe" in command and state != "Z":
             found.append(int(process.name))
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from forks import Fork
 from nestpipe.cli.main import main
 from nestpipe.config.pipeline import PipelineConfig
 from nestpipe.lab.ladder import BenchError, Best, Hides, Ladder, Mix, Rung, ladders, load_ladder
@@ -25,7 +26,20 @@ from nestpipe.lab.summary import summarise
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    paths = [str(Path(__file__).parents[1] / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun and its workers without new interpreters."""
+
+    def start(self: RunningRung, command: list[str], interface: str, host: int, cores: object = None) -> Fork:
+        assert command[:3] == [sys.executable, "-m", "torch.distributed.run"] and cores is None
+        log = self.folder / "log"
+        return Fork(command[2], command[3:], self.folder, log, log, {**os.environ, "GLOO_SOCKET_IFNAME": interface})
+
+    monkeypatch.setattr(RunningRung, "_start", start)
 
 
 def ladder(*rungs: Rung, workers: int = 1) -> Ladder:
@@ -36,7 +50,7 @@ def rung(name: str, **settings: object) -> Rung:
     return Rung(name, {"name": name, **settings})
 
 
-def test_rungs_take_turns(tmp_path: Path) -> None:
+def test_rungs_take_turns(tmp_path: Path, forks: None) -> None:
     """Every rung trains once in every round, and only when its turn has come."""
     slow, fast = rung("slow", step_s=0.04), rung("fast", step_s=0.01)
     both = [RunningRung(ladder(slow, fast), r, 2, tmp_path / str(i)) for i, r in enumerate((slow, fast))]
@@ -73,20 +87,20 @@ def test_some_rungs_of_a_ladder() -> None:
     assert disk.hides and not disk.only([disk.rungs[0].name]).hides
 
 
-def test_a_ladder_compares_the_slowest_workers() -> None:
+def test_a_ladder_compares_the_slowest_workers(forks: None) -> None:
     result = run_ladder(ladder(rung("one"), rung("two", step_s=0.02), workers=2), [], 2, lambda done, what: None)
     assert [r["step_ms"] for r in result["rungs"]] == [pytest.approx(20.0), pytest.approx(40.0)]
     assert result["rungs"][1]["ratios"]["one"]["median"] == pytest.approx(0.5)
 
 
-def test_a_rung_that_fails_is_named_and_all_others_end() -> None:
+def test_a_rung_that_fails_is_named_and_all_others_end(forks: None) -> None:
     """One line with the rung and its error, and no process is left."""
     with pytest.raises(BenchError, match=r"rung 'bad' failed with exit code 1: .*this rung was made to fail"):
         run_ladder(ladder(rung("good"), rung("bad", fails_at=2)), [], 3, lambda done, what: None)
     assert_no_worker_is_left()
 
 
-def test_between_its_turns_a_rung_is_stopped(tmp_path: Path) -> None:
+def test_between_its_turns_a_rung_is_stopped(tmp_path: Path, forks: None) -> None:
     """Promise: rungs that wait take nothing from the one that trains, and go on when told to."""
     one = RunningRung(ladder(rung("one")), rung("one"), 1, tmp_path / "0")
     try:
@@ -327,12 +341,18 @@ needs_root = pytest.mark.skipif(
 def test_a_lab_is_made_and_removed() -> None:
     """Hosts reach one another, what they send is counted, and everything is gone afterwards."""
     with Network(2, "500mbit") as network:
-        listen = "import socket; c, _ = socket.create_server(('', 7000)).accept(); print(len(c.makefile('rb').read()))"
+        listen = (
+            "import socket; s = socket.create_server(('', 7000)); print('listening', flush=True)\n"
+            "c, _ = s.accept(); print(len(c.makefile('rb').read()))"
+        )
         send = f"import socket; socket.create_connection(('{network.hosts[0].address}', 7000)).sendall(bytes(100000))"
         server = subprocess.Popen(network.hosts[0].command(["python3", "-c", listen]), stdout=subprocess.PIPE)
-        time.sleep(0.5)
-        subprocess.run(network.hosts[1].command(["python3", "-c", send]), timeout=20, check=True)
-        assert server.communicate(timeout=20)[0] == b"100000\n"
+        try:
+            assert server.stdout is not None and server.stdout.readline() == b"listening\n"
+            subprocess.run(network.hosts[1].command(["python3", "-c", send]), timeout=20, check=True)
+            assert server.communicate(timeout=20)[0] == b"100000\n"
+        finally:
+            server.kill()
         assert network.bytes_sent()[1] > 100_000
         assert network.name in [other.name for other in known()]
     left = subprocess.run("ip -br link; ip netns", shell=True, capture_output=True, text=True).stdout
