@@ -17,7 +17,7 @@ from nestpipe.cli.main import main
 from nestpipe.comm.errors import PeerLost
 from nestpipe.config.build import RecipeError
 from nestpipe.errors import NestPipeError
-from nestpipe.pipeline.pipeline import NotFinite
+from nestpipe.pipeline import NotFinite
 from nestpipe.sparse.buffers import BufferLimit
 from nestpipe.tables.disk.file import DiskTierError
 

@@ -25,10 +25,10 @@ def rerun(folder: Path, left: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_a_run_leaves_recipe_metrics_summary_and_trace(tmp_path: Path) -> None:
-    """One worker: the four files, JSON alone on standard output, and `python -m nestpipe recipe.toml` gives the same digest."""
+    """One worker: the files and the page, JSON alone on standard output; `python -m nestpipe recipe.toml` gives the same digest."""
     command = Command(tmp_path, [*small("train.log_every=4", "pipeline.micro_batches=4"), "--json", "-"])
     summary = command.wait().summary()
-    files = ["metrics.jsonl", "recipe.toml", "summary.json", "trace.json"]
+    files = ["metrics.jsonl", "recipe.toml", "report.html", "summary.json", "trace.json"]
     assert sorted(path.name for path in command.run.iterdir()) == files
     assert json.loads((command.run / "summary.json").read_text()) == summary
     recipe = tomllib.loads((command.run / "recipe.toml").read_text())

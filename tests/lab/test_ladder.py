@@ -291,7 +291,7 @@ set = { schedule = "nested", compute_ms = 5 }
     ("old", "new", "words"),
     [
         ("schedule =", "shedule =", ["ladder 'mine', rung 'one'", "unknown key 'shedule': did you mean 'schedule'?"]),
-        ('"nested"', '"nestde"', ["rung 'one'", "pipeline.schedule must be one of serial, dbp"]),
+        ('"nested"', '"nestde"', ["rung 'one'", "pipeline.schedule must be one of 'serial', 'dbp'"]),
         ("compute_ms = 5", "look_ahead = 1.5", ["rung 'one'", "pipeline.look_ahead must be a whole number"]),
         ("compute_ms = 5", 'only = "disk"', ["rung 'one'", "only must be", "'compute', 'wire'"]),
         ("compute_ms = 5", 'only = "wire", micro_batches = "auto"', ["rung 'one'", "micro_batches must be a number"]),

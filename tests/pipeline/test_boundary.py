@@ -31,7 +31,7 @@ from nestpipe.dense.backward_watch import BackwardWatch
 from nestpipe.dense.replica import Bucket
 from nestpipe.engine.interpreter import StageFunction
 from nestpipe.engine.lanes import LaneThread
-from nestpipe.pipeline.pipeline import NotFinite
+from nestpipe.pipeline import NotFinite
 from nestpipe.sparse.batch_context import BatchContext
 from training import Setting, everything, make_pipeline, my_batches
 from workers import run, run_once

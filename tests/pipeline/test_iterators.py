@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
-from test_schedules import Model, batches, slow_storage
+from test_schedules import Model, batches
 
 from nestpipe import Adam, Batch, KeyedJaggedTensor, TrainPipeline, World
 from nestpipe.schedule import BUILDERS
 from workers import run_once
+
+
+def slow_storage(pipeline: TrainPipeline) -> None:
+    """Retrieve and writeback take so long that whoever does not wait for them reads old rows."""
+    for stage in ("retrieve", "writeback"):
+        function = pipeline.stage(stage)
+        pipeline.replace_stages(**{stage: lambda c, m, function=function: (time.sleep(0.02), function(c, m))[1]})
 
 
 class Restarting:

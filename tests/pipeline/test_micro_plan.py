@@ -156,17 +156,17 @@ def tuned_and_given_back(world: World, schedule: str) -> tuple[bool, int, list[t
         "dlrm", RowWiseAdagrad(), "auto", steps=MOST_ROUNDS * 2 * 3 * len(CANDIDATES) + 8, schedule=schedule
     )
     first = make_pipeline(world, setting)
-    assert isinstance(first.plan, Tuner)
+    assert isinstance(first._plan, Tuner)
     with mock.patch.multiple(tuner, TRIAL_STEPS=3, SETTLING_STEPS=1):
-        first.plan._begin_trial()
+        first._plan._begin_trial()
         losses = train(world, first, setting)
-    choices = first.plan.choices
+    choices = first._plan.choices
     setting = replace(setting, micro_batches=choices, schedule="serial")
     second = make_pipeline(world, setting)
     same = losses == train(world, second, setting) and everything(first) == everything(second)
     first.close()
     second.close()
-    return same, len(first.plan.decided), choices
+    return same, len(first._plan.decided), choices
 
 
 def train(world: World, pipeline: TrainPipeline, setting: Setting) -> list[float]:

@@ -26,7 +26,7 @@ from nestpipe import (
     World,
 )
 from nestpipe.comm.exchange import Exchange
-from nestpipe.pipeline.pipeline import NotFinite
+from nestpipe.pipeline import NotFinite
 from nestpipe.schedule import BUILDERS
 from nestpipe.sparse.walk import walk
 from oracle import Trained, distance

@@ -29,7 +29,7 @@ from nestpipe import (
     TrainPipeline,
     World,
 )
-from nestpipe.pipeline.pipeline import NotFinite
+from nestpipe.pipeline import NotFinite
 from nestpipe.schedule import BUILDERS
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.sparse.stages import SparseStages

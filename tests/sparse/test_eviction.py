@@ -27,7 +27,7 @@ from nestpipe import (
     World,
 )
 from nestpipe.keys import owners_of
-from nestpipe.pipeline.pipeline import NotFinite
+from nestpipe.pipeline import NotFinite
 from nestpipe.schedule import BUILDERS
 from nestpipe.sparse.evictor import Evictor
 from nestpipe.tables.disk.tiered_store import DiskTier
