@@ -25,7 +25,7 @@ def rerun(folder: Path, left: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_a_run_leaves_recipe_metrics_summary_and_trace(tmp_path: Path) -> None:
-    """One worker: the files and the page, JSON alone on standard output; `python -m nestpipe recipe.toml` gives the same digest."""
+    """One worker: files and page, JSON alone on standard output; `python -m nestpipe recipe.toml` gives the same digest."""
     command = Command(tmp_path, [*small("train.log_every=4", "pipeline.micro_batches=4"), "--json", "-"])
     summary = command.wait().summary()
     files = ["metrics.jsonl", "recipe.toml", "report.html", "summary.json", "trace.json"]
