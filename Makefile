@@ -20,8 +20,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 setup: $(VENV)/.installed  ## the environment, in .venv
 
-train: setup  ## train the default recipe on two local workers
-	@$(BIN)/nestpipe train dlrm
+train: setup  ## train the quickstart recipe on two local workers
+	@$(BIN)/nestpipe train quickstart
 
 # A fresh clone has no compiled kernels: they are made while lint runs, once and not by every test process.
 test: setup  ## lint, then all tests, two files at a time
