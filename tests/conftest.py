@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("nestpipe", deadline=None)  # a busy machine is not a wrong program
@@ -12,3 +17,11 @@ settings.load_profile("nestpipe")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell.  What is started here would inherit that, and Ctrl-C could not be tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def alone_in_the_lab() -> Iterator[None]:
+    """One test at a time, over all processes, of those that make labs, or list or remove whatever labs there are."""
+    with (Path(tempfile.gettempdir()) / "nestpipe-tests-lab.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

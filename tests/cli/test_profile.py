@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import DEADLINE, MODULE, TORCHRUN, Command, nestpipe, refused, small, until
+from commands import DEADLINE, Command, nestpipe, refused, small, until
 
 SETS = small("data.samples=20000")[2:-3]
 """As of a small training, without its --workers and --quiet."""
@@ -23,7 +23,7 @@ def test_two_workers_are_measured_and_told(tmp_path: Path) -> None:
     """Every variant with its figures, sentences and changes; JSON beside words; the data, which is short, begins again.  Under
     torchrun, where worker 0 tells and writes; those below have workers that the command itself has started."""
     arguments = profile("--json", str(tmp_path / "two.json"), "--quiet", seconds=5)
-    ended = Command(tmp_path, arguments, run="two.json", cold=[*TORCHRUN, "2", *MODULE[1:]]).wait(litter=True)
+    ended = Command(tmp_path, arguments, run="two.json", torchrun=2).wait(litter=True)
     assert ended.code == 0, ended.err
     result = json.loads((tmp_path / "two.json").read_text())
     names = ["serial N=1", "nested N=4", "nested N=8", "dbp N=1", "compute alone", "wire alone"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forks import Fork
 from nestpipe.cli.main import main
 from nestpipe.lab import disks as lab_disks
 from nestpipe.lab import network
@@ -31,7 +32,7 @@ HERE = tempfile.gettempdir()
 
 def can_shape() -> bool:
     try:
-        with Disks(1, "write 100mb/s", HERE, name="npcan") as disks:
+        with Disks(1, "write 100mb/s", HERE) as disks:  # under this process's name: test processes ask at the same time
             disks.shape()
     except LabError:
         return False
@@ -130,9 +131,9 @@ def test_lab_down_removes_them_and_nothing_else(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_no_group(number: signal.Signals, tmp_path: Path) -> None:
     """In the middle of a ladder, whatever it is doing."""
-    command = [sys.executable, "-m", "nestpipe", "bench", "dlrm-disk", "--disk", "read 20000/s", "--rounds", "1"]
-    log = (tmp_path / "log").open("w")
-    bench = subprocess.Popen(command, stdout=log, stderr=log)
+    arguments = ["bench", "dlrm-disk", "--disk", "read 20000/s", "--rounds", "1"]
+    log = tmp_path / "log"
+    bench = Fork("nestpipe", arguments, Path.cwd(), log, log, os.environ)
     name = f"np{bench.pid % 0x1000000:x}"
     deadline = time.monotonic() + 60
     try:
@@ -140,13 +141,13 @@ def test_ctrl_c_leaves_no_group(number: signal.Signals, tmp_path: Path) -> None:
             (lab_disks._controller() or Path()).joinpath(group, "cgroup.procs").read_text()
             for group in groups_left(name)
         ):
-            assert bench.poll() is None, (tmp_path / "log").read_text()
+            assert bench.poll() is None, log.read_text()
             time.sleep(0.05)
         bench.send_signal(number)
         bench.wait(60)
     finally:
         if bench.poll() is None:
-            bench.terminate()
+            bench.send_signal(signal.SIGTERM)
             bench.wait(60)
     assert bench.returncode != 0 and groups_left(name) == []
 

@@ -24,6 +24,9 @@ from nestpipe.lab.settings import WorkerOptions, read_settings
 from nestpipe.lab.summary import summarise
 
 
+pytestmark = pytest.mark.usefixtures("alone_in_the_lab")
+
+
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(Path(__file__).parents[1] / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]

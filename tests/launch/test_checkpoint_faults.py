@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import DEADLINE, Command, nestpipe, one_line, refused, small, until
+from commands import DEADLINE, MODULE, Command, nestpipe, one_line, refused, small, until
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.comm.world import World
 from runs import digest_at, resume, train_run
@@ -87,11 +87,12 @@ def test_sigterm_to_the_launcher_and_other_workers_afterwards(tmp_path: Path) ->
 
 
 def test_three_workers_go_on_as_two(tmp_path: Path) -> None:
-    """Through the command line: the run of three is read by two, and ends with all samples trained once."""
+    """Through the command line and its launcher, all new interpreters: the run of three is read by two, and ends with all
+    samples trained once."""
     settings = settings_of(small("train.log_every=1", "checkpoint.every_steps=3"))
     run(3, train_run, "dlrm", [*settings, "train.steps=4"], str(tmp_path / "run"))
     command = Command(tmp_path, ["train", str(tmp_path / "run"), "--resume", "--workers", "2", "--quiet", "--json", "-",
-                                 "--set", "train.steps=none"], run="run")  # fmt: skip
+                                 "--set", "train.steps=none"], run="run", cold=MODULE)  # fmt: skip
     summary = command.wait().summary()
     assert summary["workers"] == 2 and summary["samples"] == 2000
 

@@ -19,10 +19,13 @@ from workers import run
 TIMEOUT = 4
 LENGTH = ["data.samples=40000", "train.log_every=1", "train.steps=100", "pipeline.schedule=nested"]
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="namespaces need root and iproute2",
-)
+pytestmark = [
+    pytest.mark.usefixtures("alone_in_the_lab"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+        reason="namespaces need root and iproute2",
+    ),
+]
 
 
 def test_a_cut_link_ends_both_workers(tmp_path: Path) -> None:

@@ -64,8 +64,10 @@ class Command:
         cold: Sequence[str] = (),
         cold_workers: bool = False,
         variables: Mapping[str, str] | None = None,
+        torchrun: int | None = None,
     ) -> None:
-        """`cold_workers`: only the workers are new interpreters.  `variables` go into the environment."""
+        """`cold_workers`: only the workers are new interpreters.  `variables` go into the environment.  `torchrun`: on so many
+        workers that torchrun starts."""
         self.temporary = Path(tempfile.mkdtemp(prefix="tmp-", dir=folder))
         self.run = folder / (run or self.temporary.name.replace("tmp", "run"))
         named = arguments[0] != "train" or "--run-dir" in arguments
@@ -85,9 +87,9 @@ class Command:
                     start_new_session=True,
                 )
         else:
-            self._process = Fork(
-                "nestpipe", self.arguments, folder, *self._files, environment, cold_workers=cold_workers
-            )
+            program = ["nestpipe"] if torchrun is None else [*TORCHRUN[2:], str(torchrun), *MODULE[1:]]
+            module, *flags = [*program, *self.arguments]
+            self._process = Fork(module, flags, folder, *self._files, environment, cold_workers=cold_workers)
         self.pid: int = self._process.pid
 
     def wait(self, deadline: float = DEADLINE, litter: bool = False) -> Ended:
