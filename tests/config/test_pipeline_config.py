@@ -110,6 +110,10 @@ def test_config_and_keywords_make_the_same_pipeline() -> None:
     assert pipeline(replace(wanted, micro_batches=9), micro_batches=3).config == wanted
     with pytest.raises(TypeError, match="no argument 'micro_batch'; the pipeline's are schedule"):
         pipeline(micro_batch=3)
+    with pytest.raises(TypeError, match="late_weights is the old name of defer_weight_grads: give only"):
+        pipeline(late_weights=False, defer_weight_grads=True)
+    with pytest.raises(TypeError, match=r"config must be a nestpipe\.PipelineConfig, not dict"):
+        pipeline({"schedule": "nested"})
 
 
 def test_an_old_spelling_is_accepted_with_a_hint(

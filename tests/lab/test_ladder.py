@@ -23,7 +23,6 @@ from nestpipe.lab.running import RunningRung, cause, cores_of_hosts, run_ladder
 from nestpipe.lab.settings import WorkerOptions, read_settings
 from nestpipe.lab.summary import summarise
 
-
 pytestmark = pytest.mark.usefixtures("alone_in_the_lab")
 
 

@@ -127,7 +127,7 @@ def buffers_after_epochs(world: World, slow: Any, early_retrieve: bool, epochs: 
     model = Model()
     pipeline = TrainPipeline(model, None, SGD(0.1), schedule="dbp", early_retrieve=early_retrieve, world=World.single())
     slow(pipeline)
-    meetings = Meetings(pipeline, patience=30.0 if early_retrieve else 0.03)
+    meetings = Meetings(pipeline, patience=120.0 if early_retrieve else 0.03)
     pool = pipeline.sparse.buffers.pools[0]
     for _ in range(epochs):
         meetings.until = pipeline.next_batch + len(ALTERNATING)

@@ -108,7 +108,10 @@ def _options(args: argparse.Namespace, name: str, micros: int | None) -> tuple[O
             raise ValueError(f"{args.recipe} has pipeline.micro_batches = '{given}': say with --micro N which to prove")
         micros = given if isinstance(given, int) else max(count for _, count in given)
         if micros > MOST_MICRO_BATCHES:
-            raise ValueError(f"--micro must be at most {MOST_MICRO_BATCHES}; the recipe has {micros} micro-batches")
+            raise ValueError(
+                f"{args.recipe} has {micros} micro-batches, too many to prove in a minute: give --micro {MOST_MICRO_BATCHES} or "
+                "fewer; the list has the same shape for any number"
+            )
     return recipe_options(recipe), micros
 
 

@@ -21,7 +21,7 @@ class PipelineConfig:
     """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"late_weights": "defer_weight_grads"}
-    """Old spellings that recipes and keyword arguments may still use."""
+    """Old spellings that recipes and keyword arguments of `TrainPipeline` may still use."""
 
     schedule: ScheduleName = "serial"
     """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both."""
@@ -71,5 +71,7 @@ class PipelineConfig:
             current = self.RENAMED.get(name, name)
             if current not in known:
                 raise TypeError(f"TrainPipeline has no argument {name!r}; the pipeline's are {', '.join(known)}")
+            if current != name and current in knobs:
+                raise TypeError(f"{name} is the old name of {current}: give only {current}")
             known[current] = value
         return PipelineConfig(**known)

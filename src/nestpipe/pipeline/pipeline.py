@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nestpipe.comm.consistency import check_consistent
 from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.world import World
 from nestpipe.config.pipeline import PipelineConfig
@@ -72,7 +73,7 @@ class TrainPipeline:
         **knobs: Any,
     ) -> None:
         """`knobs` are fields of `PipelineConfig`, given one by one instead of (or on top of) `config`."""
-        _check_optimizers(dense_optimizer, sparse_optimizer)
+        _check_arguments(dense_optimizer, sparse_optimizer, config)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"train.clip_norm must be above 0, not {clip_norm}")
         self.config = (config or PipelineConfig()).changed(**knobs)
@@ -84,6 +85,15 @@ class TrainPipeline:
         self.world = world or World.join()
         self._looks_ahead = self.config.schedule in LOOKING_AHEAD
         collections = collections_in(model)
+        sparse_optimizer = sparse_optimizer or RowWiseAdagrad()
+        check_consistent(
+            self.world,
+            "give TrainPipeline the same on every worker, and only batches of its own to each",
+            pipeline_config=self.config,
+            seed=seed,
+            sparse_optimizer=sparse_optimizer,
+            tables=[table for collection in collections for table in collection.tables],
+        )
         traffic = Traffic()
         deferred = deferred_of(model, self.config)
         self.dense = DenseReplica(
@@ -98,7 +108,7 @@ class TrainPipeline:
         self.sparse = attach_collections(
             collections,
             self.world,
-            sparse_optimizer or RowWiseAdagrad(),
+            sparse_optimizer,
             seed,
             tier=tier,
             buffer_limit=buffer_limit,
@@ -407,8 +417,14 @@ class TrainPipeline:
             self._stages.last_step = (batch, Measured(seconds, compute, wire))
 
 
-def _check_optimizers(dense: torch.optim.Optimizer | None, sparse: SparseOptimizer | None) -> None:
+def _check_arguments(dense: object, sparse: object, config: object) -> None:
+    if not (config is None or isinstance(config, PipelineConfig)):
+        raise TypeError(f"config must be a nestpipe.PipelineConfig, not {type(config).__name__}")
     if not (dense is None or isinstance(dense, torch.optim.Optimizer)):
         raise TypeError(f"dense_optimizer must be a torch.optim optimizer, not {type(dense).__module__}'s")
-    if not (sparse is None or hasattr(sparse, "state_width")):
-        raise TypeError("sparse_optimizer must be one of nestpipe's: SGD, RowWiseAdagrad, Adagrad, Adam")
+    missing = [name for name in ("lr", "state_width", "apply") if not hasattr(sparse, name)]
+    if sparse is not None and missing:
+        raise TypeError(
+            f"sparse_optimizer must be SGD, RowWiseAdagrad, Adagrad or Adam of nestpipe, or have lr, state_width and apply as "
+            f"these do; {type(sparse).__name__} has no {missing[0]}"
+        )

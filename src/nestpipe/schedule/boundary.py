@@ -1,8 +1,8 @@
 """The step boundary, from the last backward pass of a batch to what the next one may start from.
 
 Two paths run side by side.  Rows: the last gradients arrive, `update` changes the batch's buffer, and the next batch's `sync` may
-copy from it.  Dense: buckets of gradients are summed as `weights` (or the last backward pass) finishes them, all workers `agree`
-that the batch is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that
+copy from it.  Dense: buckets of gradients are summed as `weight_grad` (or the last backward pass) finishes them, all workers
+`agree` that the batch is sound, the optimizer takes its `step`.  They meet in the next `compute`; and `writeback` waits for both, so that
 nothing of a batch that was not agreed on reaches the tables.  Where the next batch has been retrieved already, its first rows
 travel while the dense path is still on its way.
 """

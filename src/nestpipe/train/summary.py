@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from nestpipe.comm.consistency import gather_counts, sum_over_workers
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped
 from nestpipe.pipeline import TrainPipeline
-from nestpipe.train.consistency import gather_counts, sum_over_workers
 from nestpipe.train.digest import digest
 from nestpipe.train.pace import Pace
 

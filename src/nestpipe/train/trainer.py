@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nestpipe.comm.consistency import check_consistent, sum_over_workers
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped, skipped_of
@@ -17,7 +18,6 @@ from nestpipe.launch.signals import ending_orderly
 from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, restore_run
-from nestpipe.train.consistency import check_consistent, sum_over_workers
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
 from nestpipe.train.evicted import EvictedFiles

@@ -14,7 +14,7 @@ from nestpipe.errors import NestPipeError
 
 
 class NotConsistent(NestPipeError, ValueError):
-    """Workers see different files; the message is one line, and the same on all of them."""
+    """Workers differ in what must be the same on all.  The message is one line, and the same on every worker."""
 
     exit_code = 2
 
@@ -36,15 +36,29 @@ def sum_over_workers(world: World, counts: Mapping[str, int]) -> dict[str, int]:
     return dict(zip(counts, total.tolist()))
 
 
-def check_consistent(world: World, **found: object) -> None:
-    """NotConsistent, on all workers, unless each of these is the same on every one."""
-    mine = [int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "little") for value in found.values()]
+def _comparable(value: object) -> object:
+    """What two processes can compare: plain values and dataclasses of them; of anything else its type and plain attributes."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, list | tuple):
+        return [_comparable(item) for item in value]
+    attributes = getattr(value, "__dict__", {})
+    plain = {name: _comparable(item) for name, item in attributes.items() if not callable(item)}
+    return (type(value).__qualname__, sorted(plain.items()))
+
+
+FILES = (
+    "all need the same files, at the same paths; look for a machine whose disk is not the shared one, or has old copies"
+)
+
+
+def check_consistent(world: World, advice: str = FILES, **found: object) -> None:
+    """NotConsistent, on all workers, unless each of these is the same on every one.  `advice` says what to change."""
+    texts = [repr(_comparable(value)) for value in found.values()]
+    mine = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") for text in texts]
     both = torch.tensor([*mine, *(-number for number in mine)])
     Exchange(world, "metrics").all_reduce(both, dist.ReduceOp.MAX)
     highest, lowest = both[: len(mine)], -both[len(mine) :]
     for name, high, low in zip(found, highest.tolist(), lowest.tolist()):
         if high != low:
-            raise NotConsistent(
-                f"workers see different {name.replace('_', ' ')}: all need the same files, at the same paths; "
-                "look for a machine whose disk is not the shared one, or has old copies"
-            )
+            raise NotConsistent(f"workers see different {name.replace('_', ' ')}: {advice}")
