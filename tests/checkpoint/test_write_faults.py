@@ -46,6 +46,7 @@ def full_disk(world: World, folder: str, rank: int, after: int) -> tuple[str, st
         return type(error).__name__, str(error)
     finally:
         direct_file.write_all = real
+        world.leave()  # as its process would: who still waits for it is told at once
     return "", "nothing"
 
 

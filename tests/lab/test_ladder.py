@@ -21,7 +21,6 @@ from nestpipe.lab.network import LabError, Network, known, remove_abandoned
 from nestpipe.lab.running import RunningRung, cause, cores_of_hosts, run_ladder
 from nestpipe.lab.summary import summarise
 
-
 pytestmark = pytest.mark.usefixtures("alone_in_the_lab")
 
 

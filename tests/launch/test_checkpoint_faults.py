@@ -47,8 +47,8 @@ def half_done(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("every", ["checkpoint.every_steps=1000", "checkpoint.every_steps=1"], ids=["idle", "writing"])
 def test_sigterm_saves_and_ends_well(tmp_path: Path, every: str) -> None:
-    """One process: exit 0 before the last step, a line that says how to go on, and the digest in the end is that of an untouched run; also where
-    a checkpoint is being written at nearly any moment."""
+    """One process: exit 0 before the last step, a line that says how to go on, and the digest in the end is that of an untouched
+    run; also where a checkpoint is being written at nearly any moment."""
     command = Command(tmp_path, small(*LENGTH, every, "pipeline.schedule=nested"))
     command.once_training(0)
     os.kill(command.pid, signal.SIGTERM)

@@ -36,7 +36,6 @@ from nestpipe.sparse.batch_context import BatchContext
 from training import Setting, everything, make_pipeline, my_batches
 from workers import run, run_once
 
-
 PATIENCE = 30.0
 """Seconds after which something that is waited for counts as never coming."""
 
@@ -255,7 +254,9 @@ def travels_meanwhile(world: World) -> list[bool]:
         make_them(buckets, but_the_last_waits)
 
     late.make = held  # type: ignore[method-assign]
-    pipeline.engine.replace(**{stage: then_done(stage) for stage in ("grad", "reduce", "update", "embed", "weight_grad")})
+    pipeline.engine.replace(
+        **{stage: then_done(stage) for stage in ("grad", "reduce", "update", "embed", "weight_grad")}
+    )
     data = batches(COMMON, world.rank)
     while pipeline.progress(data):
         pass

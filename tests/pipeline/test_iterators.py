@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
-from test_schedules import Model, batches, slow_storage
+from test_schedules import Model, batches
 
 from nestpipe import Adam, Batch, KeyedJaggedTensor, TrainPipeline, World
 from nestpipe.schedule import BUILDERS
@@ -103,6 +104,12 @@ def test_another_iterator_in_the_middle_is_refused() -> None:
     pipeline.close()
     with pytest.raises(RuntimeError, match="closed"):
         pipeline.progress(Restarting(6))
+
+
+def slow_storage(pipeline: TrainPipeline) -> None:
+    for stage in ("retrieve", "writeback"):
+        function = pipeline.engine.stage(stage)
+        pipeline.engine.replace(**{stage: lambda c, m, function=function: (time.sleep(0.02), function(c, m))[1]})
 
 
 def test_a_lookup_between_steps_sees_the_last_step() -> None:

@@ -3,9 +3,9 @@
 `Fork` is to be used as subprocess.Popen is.  Its process is a session of its own, with its own files, folder and environment, so
 signals, exit codes and leftovers are as real as those of a new interpreter.
 
-Where the program launches workers through torch's launcher, they are forks, too.  The program's process has a child for this, the
-zygote, which was forked before it had threads.  A fork of the zygote takes the place of the interpreter that torch would start: it
-is the launcher's child and has a session and an environment of its own.
+Where the program launches workers through torch's launcher, they are forks, too.  The program's process has a child for this,
+the zygote, which was forked before it had threads.  A fork of the zygote takes the place of the interpreter that torch would
+start: it is the launcher's child and has a session and an environment of its own.
 """
 
 from __future__ import annotations
