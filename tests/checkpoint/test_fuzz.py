@@ -134,6 +134,7 @@ class Bench:
         return bytes(changed)
 
 
+@pytest.mark.slow
 def test_damaged_manifests_and_seals_are_refused(place: Path) -> None:
     """3,500 times bytes of manifest.json or COMMIT changed, half of them sealed anew: refused, or the same content."""
     bench = Bench(place / "made", 1)
@@ -150,6 +151,7 @@ def test_damaged_manifests_and_seals_are_refused(place: Path) -> None:
     bench.check_mended()
 
 
+@pytest.mark.slow
 def test_damaged_files_of_tensors_are_refused(place: Path) -> None:
     """2,500 times bytes of a file of rows, dense or random state changed or swapped with another's, or the header of a file of
     rows, whose digest is then made right: refused, or the same content."""
@@ -229,6 +231,7 @@ def edit(pick: random.Random, manifest: dict[str, Any]) -> object:
     return how, at
 
 
+@pytest.mark.slow
 def test_forged_manifests_are_refused(place: Path) -> None:
     """3,000 manifests with one or two values of another kind, sealed as ours are: refused, or the same content."""
     bench = Bench(place / "made", 3)
@@ -328,6 +331,7 @@ def lying(pick: random.Random, data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
+@pytest.mark.slow
 def test_forged_files_of_rows_are_refused(place: Path) -> None:
     """1,200 files of rows that are wrong in themselves, with every digest right: refused, never half loaded."""
     bench = Bench(place / "made", 4)

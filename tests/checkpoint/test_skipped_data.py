@@ -130,6 +130,7 @@ keep = 9
 """
 
 
+@pytest.mark.slow
 def test_a_resumed_run_leaves_out_the_same(tmp_path: Path) -> None:
     """Two workers, interrupted in mid-epoch: the digest of an untouched run; the summary and the log name every part; what was
     left out stays out when somebody mends it; data that has grown is refused."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from commands import nestpipe, small
 
 LIFE = [
@@ -16,6 +18,7 @@ LIFE = [
 SAVES = ["checkpoint.every_steps=9", "checkpoint.full_every=10", "checkpoint.keep=9"]
 
 
+@pytest.mark.slow
 def test_life_goes_on_from_an_incremental_checkpoint(tmp_path: Path) -> None:
     """Rows, counters of keys that wait, evicted keys and their list are those of a run never interrupted; sweeps lie between."""
     whole = nestpipe(tmp_path, *small(*LIFE), "--steps", "36", "--schedule", "nested", "--json", "-", run="whole")

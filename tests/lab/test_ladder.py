@@ -87,12 +87,14 @@ def test_some_rungs_of_a_ladder() -> None:
     assert disk.hides and not disk.only([disk.rungs[0].name]).hides
 
 
+@pytest.mark.slow
 def test_a_ladder_compares_the_slowest_workers(forks: None) -> None:
     result = run_ladder(ladder(rung("one"), rung("two", step_s=0.02), workers=2), [], 2, lambda done, what: None)
     assert [r["step_ms"] for r in result["rungs"]] == [pytest.approx(20.0), pytest.approx(40.0)]
     assert result["rungs"][1]["ratios"]["one"]["median"] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_a_rung_that_fails_is_named_and_all_others_end(forks: None) -> None:
     """One line with the rung and its error, and no process is left."""
     with pytest.raises(BenchError, match=r"rung 'bad' failed with exit code 1: .*this rung was made to fail"):
@@ -100,6 +102,7 @@ def test_a_rung_that_fails_is_named_and_all_others_end(forks: None) -> None:
     assert_no_worker_is_left()
 
 
+@pytest.mark.slow
 def test_between_its_turns_a_rung_is_stopped(tmp_path: Path, forks: None) -> None:
     """Promise: rungs that wait take nothing from the one that trains, and go on when told to."""
     one = RunningRung(ladder(rung("one")), rung("one"), 1, tmp_path / "0")
@@ -113,6 +116,7 @@ def test_between_its_turns_a_rung_is_stopped(tmp_path: Path, forks: None) -> Non
         one.stop()
 
 
+@pytest.mark.slow
 def test_a_killed_ladder_leaves_no_worker() -> None:
     """Promise: where nobody is left to wake a stopped worker, the kernel ends it."""
     code = (

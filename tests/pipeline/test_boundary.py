@@ -134,6 +134,7 @@ def all_equal(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_norm, defer_weight_grads", [(None, True), (0.05, True), (None, False)])
 @pytest.mark.parametrize("schedule, micro_batches", [("dbp", 1), ("fwp", 4), ("nested", 4)])
 def test_boundary_options_change_no_bit(

@@ -133,6 +133,7 @@ def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
     return workers, steps
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     overlapping(),
