@@ -325,16 +325,23 @@ def test_what_is_no_lab(hosts: int, rate: str | None) -> None:
         Network(hosts, rate)
 
 
+def other_interfaces() -> list[str]:
+    """All but those of labs, of which there may be others on this machine."""
+    lines = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines if not line.startswith("np")]
+
+
 @needs_root
 def test_lab_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """`lab up` stays after the command has ended, and `lab down` removes it; other interfaces are left alone."""
-    before = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout
+    before = other_interfaces()
     assert main(["lab", "up", "--hosts", "2", "--link", "100mbit"]) == 0
     name = capsys.readouterr().out.split(":")[0]
     assert remove_abandoned() == [] and main(["lab", "ls"]) == 0
     assert f"{name}: 2 hosts, links 100mbit" in capsys.readouterr().out
     assert main(["lab", "down"]) == 0 and f"{name} removed" in capsys.readouterr().out
-    assert subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout == before
+    assert other_interfaces() == before
+    assert name not in subprocess.run("ip -br link; ip netns", shell=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize(
