@@ -6,7 +6,7 @@ PEERS  ?= .venv-peers
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint bench bench-peers debian clean
+.PHONY: help setup train test test-fast lint bench bench-peers debian clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -27,6 +27,9 @@ train: setup  ## train the quickstart recipe on two local workers
 test: setup  ## lint, then all tests, two files at a time
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/workers_warm.py & $(MAKE) --no-print-directory lint || { wait; exit 1; }; wait
 	@$(BIN)/pytest -n 2 --dist loadfile
+
+test-fast: setup  ## the tests that take no seconds, for the loop while working
+	@$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
 
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check src tests bench

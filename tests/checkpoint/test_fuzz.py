@@ -133,6 +133,7 @@ class Bench:
         return bytes(changed)
 
 
+@pytest.mark.slow
 def test_damaged_manifests_and_seals_are_refused(place: Path) -> None:
     """3,500 changes to manifest.json or COMMIT, half of them with a matching COMMIT: refused, or the same content."""
     bench = Bench(place / "made", 1)
@@ -149,6 +150,7 @@ def test_damaged_manifests_and_seals_are_refused(place: Path) -> None:
     bench.check_repaired()
 
 
+@pytest.mark.slow
 def test_damaged_files_of_tensors_are_refused(place: Path) -> None:
     """2,500 tensor files with changed or swapped bytes, or a changed header with a matching digest: refused, or the same
     content."""
@@ -228,6 +230,7 @@ def edit(pick: random.Random, manifest: dict[str, Any]) -> object:
     return how, at
 
 
+@pytest.mark.slow
 def test_forged_manifests_are_refused(place: Path) -> None:
     """3,000 manifests with one or two changed values and a matching COMMIT: refused, or the same content."""
     bench = Bench(place / "made", 3)
@@ -327,6 +330,7 @@ def lying(pick: random.Random, data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
+@pytest.mark.slow
 def test_forged_files_of_rows_are_refused(place: Path) -> None:
     """1,200 wrong files of rows with correct digests: refused, never restored in part."""
     bench = Bench(place / "made", 4)

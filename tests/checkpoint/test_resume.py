@@ -45,6 +45,7 @@ def interrupted_twice(world: World, model: str, folder: str) -> dict[str, Any]:
     return {"untouched": [10, 13, untouched["steps"], untouched["digest"], untouched["metrics"]], **found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["dlrm", "hstu"])
 def test_interrupted_twice_under_every_schedule(tmp_path: Path, model: str) -> None:
     """DLRM, and HSTU with dropout; 2 epochs of uneven shards, evaluations in between, incremental checkpoints: the same
@@ -81,6 +82,7 @@ def test_the_schedule_and_the_tier_may_change(tmp_path: Path) -> None:
     assert first == last
 
 
+@pytest.mark.slow
 def test_other_numbers_of_workers(tmp_path: Path) -> None:
     """2 -> 3 -> 1 -> 4 workers: rows, state and dense model are the same bits at every load, and the losses that follow
     are those of the unchanged run, to 1e-5."""

@@ -130,6 +130,7 @@ keep = 9
 """
 
 
+@pytest.mark.slow
 def test_a_resumed_run_skips_the_same_parts(tmp_path: Path) -> None:
     """Two workers, interrupted in mid-epoch: the digest of an untouched run.  Summary and log name every part.  A skipped
     part stays out even if it is repaired meanwhile.  Data that has grown is refused."""

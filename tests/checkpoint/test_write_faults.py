@@ -46,9 +46,11 @@ def full_disk(world: World, folder: str, rank: int, after: int) -> tuple[str, st
         return type(error).__name__, str(error)
     finally:
         direct_file.write_all = real
+        world.leave()  # as its process would: who still waits for it is told at once
     return "", "nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "after"), [(0, 16), (1, 5)])
 def test_a_full_disk_is_named_with_its_worker(tmp_path: Path, rank: int, after: int) -> None:
     """Both workers name the same worker; committed checkpoints are intact; no half-written directory is left."""
@@ -90,6 +92,7 @@ def slow_disk(world: World, folder: str) -> list[int]:
     return steps_in(folder)
 
 
+@pytest.mark.slow
 def test_a_disk_may_be_slower_than_the_timeout(tmp_path: Path) -> None:
     """The timeout of 2 s is for workers that do not answer, not for those that write."""
     assert run_once(2, slow_disk, str(tmp_path / "run"), timeout=2.0) == [[3, 4]] * 2
@@ -121,6 +124,7 @@ def gone_while_waited_for(world: World, folder: str) -> str:
     return "nothing"
 
 
+@pytest.mark.slow
 def test_a_worker_that_stalls_while_a_checkpoint_is_written_is_noticed(tmp_path: Path) -> None:
     """By the same deadline as in training, though a disk may take an hour."""
     said, died = run_once(2, gone_while_waited_for, str(tmp_path / "run"), timeout=2.0)

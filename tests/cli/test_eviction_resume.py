@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from commands import nestpipe, small
 
 EVICTION = [
@@ -16,6 +18,7 @@ EVICTION = [
 SAVES = ["checkpoint.every_steps=9", "checkpoint.full_every=10", "checkpoint.keep=9"]
 
 
+@pytest.mark.slow
 def test_eviction_resumes_from_an_incremental_checkpoint(tmp_path: Path) -> None:
     """Rows, frequencies of waiting keys, evicted keys and their list equal those of an uninterrupted run."""
     whole = nestpipe(tmp_path, *small(*EVICTION), "--steps", "36", "--schedule", "nested", "--json", "-", run="whole")

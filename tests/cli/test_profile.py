@@ -19,6 +19,7 @@ def profile(*flags: str, workers: int = 1, seconds: float = 2.0) -> list[str]:
     return ["profile", "dlrm", *SETS, "--workers", str(workers), "--seconds", str(seconds), *flags]
 
 
+@pytest.mark.slow
 def test_two_workers_are_measured_and_told(tmp_path: Path) -> None:
     """Every variant with its figures, sentences and changes; JSON beside words; the data, which is short, begins again.  Under
     torchrun, where worker 0 tells and writes; those below have workers that the command itself has started."""
@@ -56,6 +57,7 @@ def test_one_worker_with_a_disk_tier(tmp_path: Path) -> None:
     assert "what to change" in ended.err and not list((tmp_path / "tier").iterdir())
 
 
+@pytest.mark.slow
 def test_auto_is_measured_with_fixed_micro_batches(tmp_path: Path) -> None:
     """What "auto" would choose while training is not waited for, and that is said."""
     result = nestpipe(tmp_path, *profile("--set", "pipeline.micro_batches=auto", "--json", "-", "--quiet")).summary()
@@ -100,6 +102,7 @@ def begun(folder: Path) -> tuple[Command, dict[int, int]]:
     return command, workers
 
 
+@pytest.mark.slow
 def test_an_interrupted_profile_is_over_at_once(tmp_path: Path) -> None:
     """Ctrl-C: exit 130, one line behind the progress, no file and no process left."""
     command, _ = begun(tmp_path)
@@ -112,6 +115,7 @@ def test_an_interrupted_profile_is_over_at_once(tmp_path: Path) -> None:
     assert ended.out == "" and not command.run.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_it(tmp_path: Path) -> None:
     """One line behind the progress names who died."""
     command, workers = begun(tmp_path)

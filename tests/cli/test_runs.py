@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commands import MODULE, TORCHRUN, Command, nestpipe, small
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import load_recipe
@@ -56,6 +58,7 @@ def train_here(world: World, recipe: str, run: str) -> dict[str, Any]:
     return train(load_recipe(recipe, [], data_kinds.KINDS, model_kinds.KINDS), world, run, quiet=True)
 
 
+@pytest.mark.slow
 def test_two_workers_leave_the_same_bits_under_torchrun(tmp_path: Path) -> None:
     """torchrun with two processes, and two workers without any command line: one digest, bit for bit."""
     settings = ["train.log_every=4", "pipeline.micro_batches=4"]

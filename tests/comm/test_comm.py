@@ -111,6 +111,7 @@ def sum_late(world: World, lane: str) -> float:
     return float(total)
 
 
+@pytest.mark.slow
 def test_sums_of_checkpoints_have_the_patience_of_their_lane() -> None:
     """Promise: a timeout of 1 s is for workers that do not answer, not for those that read a checkpoint."""
     assert run_once(2, sum_late, "checkpoint", timeout=1.0) == [2.0, 2.0]
@@ -189,7 +190,12 @@ def test_a_dead_worker_is_named_at_once(workers: int, how: str, stage: str, noti
 
 @pytest.mark.parametrize(
     ("workers", "stage", "noticed"),
-    [(2, "load", "route"), (3, "compute", "(embed|grad)"), (2, "reduce", "reduce"), (3, "reduce", "reduce")],
+    [
+        (2, "load", "route"),
+        pytest.param(3, "compute", "(embed|grad)", marks=pytest.mark.slow),
+        pytest.param(2, "reduce", "reduce", marks=pytest.mark.slow),
+        pytest.param(3, "reduce", "reduce", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stalled_worker_is_named_after_the_deadline(workers: int, stage: str, noticed: str) -> None:
     """Promise: when a worker stalls, the others stop after the deadline, naming stage, batch and whom they waited for."""

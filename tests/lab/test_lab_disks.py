@@ -70,6 +70,7 @@ def groups_left(name: str) -> list[str]:
     return [path.name for path in root.glob(f"nestpipe-{name}-*")] if root else []
 
 
+@pytest.mark.slow
 @shapes
 def test_rates_hold_from_shape_on_for_what_a_process_moves_past_the_page_cache() -> None:
     """The kernel has both rates, for the host's group; all 8 MB written and 4,000 reads afterwards were subject to them."""
@@ -127,6 +128,7 @@ def test_lab_down_removes_them_and_nothing_else(capsys: pytest.CaptureFixture[st
         strange.rmdir()
 
 
+@pytest.mark.slow
 @shapes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_no_group(number: signal.Signals, tmp_path: Path) -> None:

@@ -89,12 +89,14 @@ def test_some_rungs_of_a_ladder() -> None:
     assert disk.hides and not disk.only([disk.rungs[0].name]).hides
 
 
+@pytest.mark.slow
 def test_a_ladder_compares_the_slowest_workers(forks: None) -> None:
     result = run_ladder(ladder(rung("one"), rung("two", step_s=0.02), workers=2), [], 2, lambda done, what: None)
     assert [r["step_ms"] for r in result["rungs"]] == [pytest.approx(20.0), pytest.approx(40.0)]
     assert result["rungs"][1]["ratios"]["one"]["median"] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_a_rung_that_fails_is_named_and_all_others_end(forks: None) -> None:
     """One line with the rung and its error, and no process is left."""
     with pytest.raises(BenchError, match=r"rung 'bad' failed with exit code 1: .*this rung was made to fail"):
@@ -102,6 +104,7 @@ def test_a_rung_that_fails_is_named_and_all_others_end(forks: None) -> None:
     assert_no_worker_is_left()
 
 
+@pytest.mark.slow
 def test_between_its_turns_a_rung_is_stopped(tmp_path: Path, forks: None) -> None:
     """Promise: rungs that wait take nothing from the one that trains, and go on when told to."""
     one = RunningRung(ladder(rung("one")), rung("one"), 1, tmp_path / "0")
@@ -115,6 +118,7 @@ def test_between_its_turns_a_rung_is_stopped(tmp_path: Path, forks: None) -> Non
         one.stop()
 
 
+@pytest.mark.slow
 def test_a_killed_ladder_leaves_no_worker() -> None:
     """Promise: where nobody is left to wake a stopped worker, the kernel ends it."""
     code = (
@@ -378,16 +382,23 @@ def test_what_is_no_lab(hosts: int, rate: str | None) -> None:
         Network(hosts, rate)
 
 
+def other_interfaces() -> list[str]:
+    """All but those of labs, of which there may be others on this machine."""
+    lines = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines if not line.startswith("np")]
+
+
 @needs_root
 def test_lab_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     """`lab up` stays after the command has ended, and `lab down` removes it; other interfaces are left alone."""
-    before = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout
+    before = other_interfaces()
     assert main(["lab", "up", "--hosts", "2", "--link", "100mbit"]) == 0
     name = capsys.readouterr().out.split(":")[0]
     assert remove_abandoned() == [] and main(["lab", "ls"]) == 0
     assert f"{name}: 2 hosts, links 100mbit" in capsys.readouterr().out
     assert main(["lab", "down"]) == 0 and f"{name} removed" in capsys.readouterr().out
-    assert subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout == before
+    assert other_interfaces() == before
+    assert name not in subprocess.run("ip -br link; ip netns", shell=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from nestpipe.checkpoint.folder import Folder
 from nestpipe.comm.world import World
 from runs import digest_at, resume, train_run
 from workers import run
+
+pytestmark = pytest.mark.slow
 
 LENGTH = ["data.samples=20000", "train.log_every=1", "train.steps=150"]
 EVERY = ["checkpoint.every_steps=5", "checkpoint.full_every=3"]
@@ -28,10 +32,11 @@ def settings_of(arguments: list[str]) -> list[str]:
     return [part for part in arguments if "=" in part]
 
 
-def untouched(folder: Path, workers: int = 1) -> str:
+@cache
+def untouched(workers: int = 1) -> str:
     settings = settings_of(small(*LENGTH))
-    summary = run(workers, train_run, "dlrm", settings, str(folder / f"untouched-{workers}"))[0]
-    return str(summary["digest"])
+    with tempfile.TemporaryDirectory() as folder:
+        return str(run(workers, train_run, "dlrm", settings, f"{folder}/run")[0]["digest"])
 
 
 def gone_on_with(path: Path, workers: int = 1, from_step: int | None = None) -> str:
@@ -58,7 +63,7 @@ def test_sigterm_saves_and_ends_well(tmp_path: Path, every: str) -> None:
     found = Folder(command.run / "checkpoints").find()
     assert found is not None and f"step {found.manifest.step} is saved" in ended.err and not half_done(command.run)
     assert not (command.run / "summary.json").exists()
-    assert gone_on_with(command.run) == untouched(tmp_path)
+    assert gone_on_with(command.run) == untouched()
 
 
 def test_sigterm_to_the_launcher_and_other_workers_afterwards(tmp_path: Path) -> None:
@@ -70,7 +75,7 @@ def test_sigterm_to_the_launcher_and_other_workers_afterwards(tmp_path: Path) ->
     assert ended.code == 0, ended.err
     assert ended.err.count("\n") == 1 and ended.err.startswith("nestpipe: stopped; step "), ended.err
     shutil.copytree(command.run, tmp_path / "copy")
-    assert gone_on_with(tmp_path / "copy", 2) == untouched(tmp_path, 2)
+    assert gone_on_with(tmp_path / "copy", 2) == untouched(2)
     summary = nestpipe(
         tmp_path,
         "train",
@@ -153,7 +158,7 @@ def test_a_full_disk_ends_the_run_and_costs_no_checkpoint(tmp_path: Path, small_
     folder = Folder(small_disk / "kept")
     assert ended.code == 1 and folder.steps() and not list(folder.path.glob(".writing-*"))
     shutil.copytree(folder.path, command.run / "checkpoints")
-    assert gone_on_with(command.run) == untouched(tmp_path)
+    assert gone_on_with(command.run) == untouched()
 
 
 def test_a_full_disk_tier_ends_the_run_and_costs_no_checkpoint(tmp_path: Path, small_disk: Path) -> None:
@@ -221,4 +226,4 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_helps(tmp_path: Path) 
     )
     again = ["--resume", "--from", "20", "--workers", "1", "--quiet", "--json", "-", "--set", "train.steps=150"]
     ended = nestpipe(tmp_path, "train", str(tmp_path / "run"), *again, run="run")
-    assert ended.summary()["digest"] == untouched(tmp_path)
+    assert ended.summary()["digest"] == untouched()

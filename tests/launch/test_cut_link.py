@@ -20,6 +20,7 @@ TIMEOUT = 4
 LENGTH = ["data.samples=40000", "train.log_every=1", "train.steps=100", "pipeline.schedule=nested"]
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("alone_in_the_lab"),
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,

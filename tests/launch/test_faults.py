@@ -7,6 +7,7 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 from commands import DEADLINE, Command, nestpipe, one_line, refused, small, until
@@ -34,6 +35,7 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     assert not (command.run / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_waited_for_as_long_as_the_timeout_says(tmp_path: Path) -> None:
     """After SIGSTOP of worker 1 the line says who waited for whom and how long, and the stopped one is gone too."""
     command = Command(tmp_path, [*small(*ENDLESS, workers=2), "--timeout", "4"])
@@ -45,6 +47,7 @@ def test_a_stopped_worker_is_waited_for_as_long_as_the_timeout_says(tmp_path: Pa
     assert line.endswith("worker 1 did not answer and was ended"), line
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_over_at_once(tmp_path: Path) -> None:
     """Ctrl-C in mid-run: exit 130, one line, no half-written summary; worker 0's last steps are kept."""
     command = Command(tmp_path, [*small(*ENDLESS, workers=2), "--timeout", NEVER])
@@ -57,6 +60,7 @@ def test_an_interrupted_run_is_over_at_once(tmp_path: Path) -> None:
     assert read_trace(command.run / "trace.json", 0)
 
 
+@pytest.mark.slow
 def test_a_signal_while_workers_start_ends_them_too(tmp_path: Path) -> None:
     """SIGINT and SIGTERM before workers have even loaded torch: one line from the parent, none from the workers."""
     for number, code, words in ((signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 1, "stopped by SIGTERM")):

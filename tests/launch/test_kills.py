@@ -11,6 +11,7 @@ from forks import Fork
 from kills import kill_and_resume
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_five_kills(tmp_path: Path) -> None:
     """The short form of bench/kills.py: all processes, one worker or the launcher alone, while starting, reading a checkpoint,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SAME = """
 import sys, torch
 from torch.optim import SGD, Adagrad, Adam, AdamW
@@ -29,6 +31,7 @@ print(torch.stack(without).tolist())
 """
 
 
+@pytest.mark.slow
 def test_optimizers_without_the_compiler() -> None:
     plain = SAME.replace("\nleave_out_compiler()", "").replace('assert "torch._dynamo" not', 'assert "torch._dynamo"')
     said = [subprocess.run([sys.executable, "-c", text], capture_output=True, text=True) for text in (SAME, plain)]

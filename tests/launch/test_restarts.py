@@ -31,6 +31,7 @@ def saved(command: Command) -> int:
     return max(Folder(command.run / "checkpoints").steps(), default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_restarts_before_and_after_the_first_checkpoint(tmp_path: Path) -> None:
     """A worker killed before anything was saved: all begin anew.  One stopped beyond the deadline after step 40: all go on from
@@ -56,6 +57,7 @@ def test_restarts_before_and_after_the_first_checkpoint(tmp_path: Path) -> None:
     assert summary["digest"] == untouched(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_every_time(tmp_path: Path) -> None:
     """One line in the end, which says how often it was tried."""
     diverging = ["tables.optimizer=sgd", "tables.lr=1e30", "dense.optimizer=sgd", "dense.lr=1e30", *EVERY]
@@ -65,6 +67,7 @@ def test_a_worker_that_fails_every_time(tmp_path: Path) -> None:
     assert last.startswith("nestpipe: batch 1: the ") and last.endswith("; given up after 1 restart"), last
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_machines_leave_and_join(tmp_path: Path) -> None:
     """torchrun with a range of machines: the run goes on with one when the other is lost, and with both when it is back."""
@@ -131,6 +134,7 @@ def test_machines_leave_and_join(tmp_path: Path) -> None:
             machine.wait()
 
 
+@pytest.mark.slow
 def test_a_run_of_another_launch_is_not_written_over(tmp_path: Path) -> None:
     """Neither at the first start nor at a restart, with checkpoints in it or without."""
     for every in ([], EVERY):

@@ -16,7 +16,7 @@ GRADIENTS, LOSSES = 1e-6, 1e-5
 """Of float32: the largest difference over the largest entry of a gradient; a loss relative to itself."""
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 3))])
 @pytest.mark.parametrize("model", ["dlrm", "hstu"])
 def test_every_number_trains_what_one_trains(model: str, workers: int) -> None:
     """Promise: first-step gradients to 1e-6 and the losses of the first 5 steps to 1e-5, with 1 as with 2, 4 and 8."""

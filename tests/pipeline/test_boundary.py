@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from test_schedules import COMMON, Steps, batches
 from torch import Tensor, nn
 
+from happened import Happened
 from nestpipe import (
     SGD,
     Batch,
@@ -35,9 +35,6 @@ from nestpipe.pipeline import NotFinite
 from nestpipe.sparse.batch_context import BatchContext
 from training import Setting, everything, make_pipeline, my_batches
 from workers import run, run_once
-
-PATIENCE = 30.0
-"""Seconds after which something that is waited for counts as never coming."""
 
 
 class Deep(nn.Module):
@@ -134,6 +131,7 @@ def all_equal(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_norm, defer_weight_grads", [(None, True), (0.05, True), (None, False)])
 @pytest.mark.parametrize("schedule, micro_batches", [("dbp", 1), ("fwp", 4), ("nested", 4)])
 def test_boundary_options_change_no_bit(
@@ -187,12 +185,11 @@ def test_a_bucket_summed_before_it_is_final_changes_the_result(defer_weight_grad
 
 def overlap(world: World) -> list[bool]:
     """The last backward pass of each batch waits until the first bucket's sum has begun: whether it has."""
-    begun: defaultdict[int, threading.Event] = defaultdict(threading.Event)
-    now, met = [0, 0], []
+    begun, now, met = Happened(), [0, 0], []
 
     def held(hidden: Tensor, key: int) -> Tensor:
         hidden = hidden.clone()
-        hidden.register_hook(lambda grad: met.append(begun[now[0]].wait(PATIENCE)) if now[1] == 1 else None)
+        hidden.register_hook(lambda grad: met.append(begun.wait_for(now[0])) if now[1] == 1 else None)
         return hidden
 
     pipeline = make(world, "nested", 2, Deep(held), defer_weight_grads=False)
@@ -203,7 +200,7 @@ def overlap(world: World) -> list[bool]:
         compute(context, micro)
 
     def reducing(context: BatchContext, bucket: int) -> None:
-        begun[context.number].set()
+        begun.add(context.number)
         reduce(context, bucket)
 
     pipeline.engine.replace(compute=computing, reduce=reducing)
@@ -226,8 +223,7 @@ def travels_meanwhile(world: World) -> list[bool]:
     late = pipeline._stages.deferred
     assert late is not None
     make_them = late.make
-    done: defaultdict[tuple[str, int, int], threading.Event] = defaultdict(threading.Event)
-    now, met = [0], []
+    done, now, met = Happened(), [0], []
 
     def then_done(stage: str) -> StageFunction:
         function = pipeline.engine.stage(stage)
@@ -235,7 +231,7 @@ def travels_meanwhile(world: World) -> list[bool]:
         def perform(context: BatchContext, micro: int) -> None:
             now[0] = context.number if stage == "weight_grad" else now[0]
             function(context, micro)
-            done[stage, context.number, micro].set()
+            done.add((stage, context.number, micro))
 
         return perform
 
@@ -248,7 +244,7 @@ def travels_meanwhile(world: World) -> list[bool]:
                 t = now[0]
                 early = [("grad", t, 1), ("reduce", t, 0), ("update", t, -1), ("embed", t + 1, 0)]
                 early = early[:-1] if t == len(COMMON) - 1 else early
-                met.append(all(done[name].wait(PATIENCE) for name in early))
+                met.append(all(done.wait_for(name) for name in early))
             made(bucket)
 
         make_them(buckets, but_the_last_waits)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
 from test_schedules import COMMON, EVERY_OTHER, Model, Steps, batches, trained
 
+from happened import Happened
 from nestpipe import SGD, TrainPipeline, World
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.sparse.staleness import StaleRead
@@ -105,7 +104,7 @@ class Meetings:
 
     def __init__(self, pipeline: TrainPipeline, patience: float) -> None:
         self._patience = patience
-        self._begun: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+        self._begun = Happened()
         self._write, self._read = (pipeline.engine.stage(name) for name in ("writeback", "retrieve"))
         self.until = 0
         """Batches from here on are not there: nobody is to wait for them."""
@@ -113,12 +112,12 @@ class Meetings:
         pipeline.engine.replace(writeback=self._writeback, retrieve=self._retrieve)
 
     def _retrieve(self, context: BatchContext, micro: int) -> None:
-        self._begun[context.number].set()
+        self._begun.add(context.number)
         self._read(context, micro)
 
     def _writeback(self, context: BatchContext, micro: int) -> None:
         if context.number + 2 < self.until:
-            self.count += self._begun[context.number + 2].wait(self._patience)
+            self.count += self._begun.wait_for(context.number + 2, self._patience)
         self._write(context, micro)
 
 

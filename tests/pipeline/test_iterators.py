@@ -14,13 +14,6 @@ from nestpipe.schedule import BUILDERS
 from workers import run_once
 
 
-def slow_storage(pipeline: TrainPipeline) -> None:
-    """Retrieve and writeback take so long that whoever does not wait for them reads old rows."""
-    for stage in ("retrieve", "writeback"):
-        function = pipeline.stage(stage)
-        pipeline.replace_stages(**{stage: lambda c, m, function=function: (time.sleep(0.02), function(c, m))[1]})
-
-
 class Restarting:
     """Begins anew after it has said that it is at its end, as iterators should not but often do."""
 
@@ -111,6 +104,12 @@ def test_another_iterator_in_the_middle_is_refused() -> None:
     pipeline.close()
     with pytest.raises(RuntimeError, match="closed"):
         pipeline.progress(Restarting(6))
+
+
+def slow_storage(pipeline: TrainPipeline) -> None:
+    for stage in ("retrieve", "writeback"):
+        function = pipeline.engine.stage(stage)
+        pipeline.engine.replace(**{stage: lambda c, m, function=function: (time.sleep(0.02), function(c, m))[1]})
 
 
 def test_a_lookup_between_steps_sees_the_last_step() -> None:

@@ -177,6 +177,7 @@ def train(world: World, pipeline: TrainPipeline, setting: Setting) -> list[float
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["nested", "fwp"])
 def test_auto_is_reproduced_by_giving_its_choices_back(schedule: str) -> None:
     """Promise: all workers choose alike, and `serial` with the same choices ends with the same bits."""

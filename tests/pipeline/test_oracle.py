@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 import oracle
 import samples
@@ -24,6 +25,15 @@ OPTIMIZERS = {
     "adam": Adam(lr=0.01),
 }
 MICRO_BATCHES = (1, 4)
+FAST = [("dlrm", 1), ("dlrm", 2), ("hstu", 1)]
+
+
+def cases(*workers: int) -> list[ParameterSet]:
+    """Each model on these numbers of workers; all that is trained besides FAST is slow."""
+    each = [(model, count) for model in samples.MODELS for count in workers]
+    return [pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow) for case in each]
+
+
 EXACT = 1e-9
 """Of float64: the largest difference, relative to the largest entry of the tensor.  Rounding leaves some 1e-14."""
 
@@ -75,8 +85,7 @@ def assert_alike(found: Trained, wanted: Trained, tolerance: float) -> None:
 
 @pytest.mark.parametrize("micro_batches", MICRO_BATCHES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("model", samples.MODELS)
+@pytest.mark.parametrize(("model", "workers"), cases(1, 2, 3))
 def test_training_is_the_oracles(model: str, workers: int, optimizer: str, micro_batches: int) -> None:
     """Promise: 20 steps give the oracle's losses, rows, optimizer state and dense parameters.
 
@@ -92,6 +101,7 @@ def test_training_is_the_oracles(model: str, workers: int, optimizer: str, micro
             assert distance(rows, wanted.rows[table]) <= EXACT, f"pipeline.rows of {table}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", samples.MODELS)
 def test_first_values_depend_on_seed_table_and_key_alone(model: str) -> None:
     """Promise: a new key starts from the same bits on any number of workers; tables and keys start differently."""
@@ -103,8 +113,7 @@ def test_first_values_depend_on_seed_table_and_key_alone(model: str) -> None:
     assert len(torch.unique(values)) == len(values)  # DLRM's tables have keys in common
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("model", samples.MODELS)
+@pytest.mark.parametrize(("model", "workers"), cases(1, 3))
 def test_float32_gradients_of_the_first_step(model: str, workers: int) -> None:
     """Promise: in float32 the first step's summed gradients are the oracle's (in float64) to 1e-6 of the largest."""
     setting = Setting(model, SGD(), 4, steps=1, dtype="float32")
@@ -124,8 +133,7 @@ def test_float32_gradients_of_the_first_step(model: str, workers: int) -> None:
     assert max(errors.values()) <= 1e-6, errors
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("model", samples.MODELS)
+@pytest.mark.parametrize(("model", "workers"), cases(1, 2, 3))
 def test_micro_batches_change_nothing_but_rounding(model: str, workers: int) -> None:
     """Promise: the first step's gradients with 4 micro-batches are those with 1, to float64's rounding."""
     one, four = (joined(trained(model, workers)["adam", n]) for n in MICRO_BATCHES)
@@ -137,8 +145,7 @@ def test_micro_batches_change_nothing_but_rounding(model: str, workers: int) -> 
     assert four.losses[0] == pytest.approx(one.losses[0], rel=1e-14)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("model", samples.MODELS)
+@pytest.mark.parametrize(("model", "workers"), cases(1, 2, 3))
 def test_two_runs_are_bit_for_bit_alike(model: str, workers: int) -> None:
     """Promise: the same training twice gives the same bits, in float32 too."""
     settings = [Setting(model, OPTIMIZERS[o], 4, steps=6, dtype="float32") for o in ("rowwise", "adam")]
@@ -148,8 +155,7 @@ def test_two_runs_are_bit_for_bit_alike(model: str, workers: int) -> None:
             assert bits(one.trained) == bits(two.trained)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("model", samples.MODELS)
+@pytest.mark.parametrize(("model", "workers"), cases(1, 2, 3))
 @pytest.mark.parametrize("schedule", [name for name in BUILDERS if name != "serial"])
 def test_every_schedule_is_bit_for_bit_serial(schedule: str, model: str, workers: int) -> None:
     """Promise: a schedule changes when things are done, and not one bit of what comes out."""

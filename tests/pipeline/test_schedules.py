@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from happened import Happened
 from nestpipe import (
     SGD,
     Adagrad,
@@ -133,6 +132,7 @@ def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
     return workers, steps
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     overlapping(),
@@ -355,18 +355,18 @@ def timed(world: World, schedule: str, count: int) -> Report:
     """What the timeline says of all steps but the first three.  Under dbp each `compute` waits until the next batch's rows are
     there and the last batch's are written, so that no step has to wait for storage."""
     pipeline = TrainPipeline(Model(), None, SGD(0.1), schedule=schedule, world=world)
-    done: defaultdict[tuple[str, int], threading.Event] = defaultdict(threading.Event)
+    done = Happened()
     functions = {stage: pipeline.engine.stage(stage) for stage in ("retrieve", "writeback", "compute")}
 
     def storing(stage: str, context: BatchContext, micro: int) -> None:
         functions[stage](context, micro)
-        done[stage, context.number].set()
+        done.add((stage, context.number))
 
     def computing(context: BatchContext, micro: int) -> None:
         functions["compute"](context, micro)
         others = [("retrieve", context.number + 1), ("writeback", context.number - 1)]
         if schedule == "dbp":
-            assert all(done[other].wait(30) for other in others if 0 <= other[1] < count)
+            assert all(done.wait_for(other) for other in others if 0 <= other[1] < count)
 
     storages = {stage: functools.partial(storing, stage) for stage in ("retrieve", "writeback")}
     pipeline.engine.replace(compute=computing, **storages)

@@ -160,6 +160,7 @@ def shown(path: Path) -> None:
         page(read(path))
 
 
+@pytest.mark.slow
 def test_wrong_kinds_of_values_do_not_break_a_page(tmp_path: Path) -> None:
     """Every value of a summary and of a rung replaced by each kind of another: a page or one line, never a traceback."""
     others: list[Any] = [None, True, "x", -1, 1e300, 10**400, [], [1], {}, {"a": {"b": []}}]

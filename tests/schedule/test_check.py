@@ -276,6 +276,7 @@ def test_who_waits_for_a_bucket_has_not_waited_for_the_whole_pass() -> None:
     assert_names(found, "compute 1.1", "grad 1.1", (1,), "window grads 1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", BUILDERS)
 @pytest.mark.parametrize("look_ahead, buckets", [(0, 1), (1, 3), (9, 2)])
 @pytest.mark.parametrize("clips", [False, True])

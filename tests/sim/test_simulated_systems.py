@@ -18,6 +18,7 @@ from nestpipe.sim.topology import parse
 PAPER = load_profile("paper-npu")
 
 
+@pytest.mark.slow
 def test_published_figures_are_met_with_few_fitted_numbers():
     found = compare(PAPER)
     assert [one.what for one in found if not one.holds] == []
@@ -26,6 +27,7 @@ def test_published_figures_are_met_with_few_fitted_numbers():
     assert len(PAPER.fitted) <= len(FIGURES) / 2
 
 
+@pytest.mark.slow
 def test_the_best_number_of_micro_batches_is_between_the_extremes():
     rows = [row for row in sweep("micro", PAPER, 1536, Settings()) if row["system"] == "nestpipe"]
     assert 2 < min(rows, key=lambda row: row["step_ms"])["value"] < 32
@@ -100,6 +102,7 @@ def test_profiles_that_cannot_be_used_say_what_to_change(change, says):
     assert "\n" not in str(caught.value) and str(caught.value).startswith("p.toml: ")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_published_table_and_holds(tmp_path, capsys):
     place = tmp_path / "sim.json"
     assert main(["simulate", "--json", str(place)]) == 0
@@ -112,6 +115,7 @@ def test_the_command_prints_the_published_table_and_holds(tmp_path, capsys):
     assert "28 published figures" in shown and "assumed:" in shown
 
 
+@pytest.mark.slow
 def test_a_profile_that_misses_what_it_promises_fails(monkeypatch, capsys):
     from nestpipe.sim import profile
 

@@ -163,6 +163,7 @@ def overlapping(draw: st.DrawFn, most_workers: int = 2) -> Steps:
     return steps
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     overlapping(),
@@ -293,6 +294,7 @@ def by_pipeline(world: World, steps: Steps, policy: EvictionPolicy) -> dict[str,
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(overlapping(), policies)
 def test_oracle(steps: Steps, policy: EvictionPolicy) -> None:
@@ -412,6 +414,7 @@ def differs(
     return right != trained(world, steps, setting, schedule, most, poison)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
 @pytest.mark.parametrize(
     "poison, setting, most",

@@ -168,6 +168,7 @@ print((resident() - before) / (rows - batch) - 17 * 4, store.overhead_per_row())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 @pytest.mark.skipif(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 3 << 30, reason="needs 3 GB free")
 def test_a_row_costs_at_most_32_bytes_more() -> None:

@@ -1,19 +1,16 @@
 import json
 import math
-import multiprocessing
-import os
-from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nestpipe.comm.world import World
 from nestpipe.train.metrics import ClickMetrics, RankMetrics, target_ranks
+from workers import run
 
 # Few distinct scores make many ties; large and infinite ones become equal in a sigmoid, and must not here.
 logits = st.sampled_from([-math.inf, -60.0, -2.0, -0.0, 0.0, 0.5, 1.5, 40.0, 50.0, math.inf])
@@ -142,22 +139,18 @@ def test_equal_scores_are_no_hit() -> None:
         target_ranks(torch.zeros(1, 5), torch.tensor([-1]))
 
 
-def worker(rank: int, directory: str, cuts: list[int]) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(f"{directory}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+def worker(world: World, cuts: list[int]) -> list[list[dict[str, float]]]:
     scores, labels, ranks = data()
     results = []
     for cut in cuts:
-        mine = slice(0, cut) if rank == 0 else slice(cut, None)
+        mine = slice(0, cut) if world.rank == 0 else slice(cut, None)
         clicks, places = ClickMetrics(), RankMetrics([1, 10])
         if len(scores[mine]):  # a worker without samples never sees a batch
             clicks.update(scores[mine], labels[mine])
             places.update(ranks[mine])
         results.append([clicks.compute(), places.compute()])
     results.append([ClickMetrics().compute(), RankMetrics([1]).compute()])
-    Path(directory, f"{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+    return results
 
 
 def data() -> tuple[Tensor, Tensor, Tensor]:
@@ -167,21 +160,13 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
     return scores, labels, torch.randint(0, 20, (101,), generator=random)
 
 
-def test_two_workers_give_what_one_gives(tmp_path: Path) -> None:
+def test_two_workers_give_what_one_gives() -> None:
     """Promise: metrics over workers are those of the union, on every worker, for uneven, empty and one-class shares."""
     scores, labels, ranks = data()
-    cuts = [0, 1, 40, 101]
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=worker, args=(rank, str(tmp_path), cuts)) for rank in range(2)]
-    for process in workers:
-        process.start()
-    for process in workers:
-        process.join(60)
-    assert [process.exitcode for process in workers] == [0, 0]
     clicks, places = ClickMetrics(), RankMetrics([1, 10])
     clicks.update(scores, labels)
     places.update(ranks)
-    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    results = run(2, worker, [0, 1, 40, 101])
     for result in results:
         *shared, (no_clicks, no_places) = result
         for got_clicks, got_places in shared:

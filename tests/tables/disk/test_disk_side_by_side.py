@@ -82,6 +82,7 @@ def run_side_by_side(
         assert np.isnan(values[skip]).all()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
@@ -120,6 +121,7 @@ def test_a_read_fails_if_retired_segments_are_reused_at_once(tmp_path: Path, mon
         run_side_by_side(tiered(tmp_path, 20), RowStore(group_of(), 7), np.random.default_rng(0), 150, 300, 600, 2)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), io=st.sampled_from(IOS))
 def test_two_threads_that_never_wait(tmp_path: Path, seed: int, io: str) -> None:

@@ -137,6 +137,7 @@ def test_random_batches_give_the_bits_of_the_store_in_dram(
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("io", IOS)
 def test_a_long_run_cleans_dead_records(tmp_path: Path, io: str) -> None:
     """Promise: the file stays near the size of its live records, and rows that cleaning moves keep their bits."""
