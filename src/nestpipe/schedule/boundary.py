@@ -3,8 +3,8 @@
 Two paths run side by side.  Rows: the last gradients arrive, `update` changes the batch's buffer, and the next batch's `sync` may
 copy from it.  Dense: buckets of gradients are summed as `weight_grad` (or the last backward pass) finishes them, all workers
 `agree` that the batch is sound, the optimizer takes its `step`.  They meet in the next `compute`.  `writeback` waits for both,
-so that nothing of a batch that was not agreed on reaches the tables.  Where the next batch has been retrieved already, its first rows
-travel while the dense path is still on its way.
+so that nothing of a batch that was not agreed on reaches the tables.  Where the next batch has been retrieved already, its
+first rows travel while the dense path is still on its way.
 """
 
 from __future__ import annotations
