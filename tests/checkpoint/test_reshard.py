@@ -42,6 +42,7 @@ def reading(world: World, settings: list[str], folder: str) -> tuple[str, set[in
         load.read_rows = real
 
 
+@pytest.mark.slow
 def test_three_workers_read_what_four_have_left(tmp_path: Path) -> None:
     """The same bits, though nobody has read everything."""
     settings = [*small("dlrm", EVERY), "train.steps=4"]

@@ -158,7 +158,11 @@ def go_on(world: World, folder: Folder, digests: dict[int, str], step: int, at: 
     folder.unlock()
 
 
-@pytest.mark.parametrize("saves", [0, 1, 2], ids=["the first", "one that stands on another", "one after which two go"])
+@pytest.mark.parametrize(
+    "saves",
+    [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
+    ids=["the first", "one that stands on another", "one after which two go"],
+)
 def test_a_death_at_any_file_operation_leaves_the_checkpoint_before(tmp_path: Path, saves: int) -> None:
     process = fork_server().Process(target=attack, args=(str(tmp_path), saves))
     process.start()

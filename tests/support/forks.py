@@ -97,8 +97,10 @@ def _fork_workers() -> None:
         ours.close()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()  # what is sent to the launcher's process group is not for the zygote
+        theirs.send("ready")
         _be_zygote(theirs)
     theirs.close()
+    ours.recv()
 
     def start(handler: SubprocessHandler, command: tuple[str, ...], environment: dict[str, str]) -> _Worker:
         ours.send((command, environment))
