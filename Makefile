@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PEERS  ?= .venv-peers
 BIN    := $(VENV)/bin
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-fast lint bench bench-peers debian clean
@@ -24,12 +25,12 @@ train: setup  ## train the quickstart recipe on two local workers
 	@$(BIN)/nestpipe train quickstart
 
 # A fresh clone has no compiled kernels: they are made while lint runs, once and not by every test process.
-test: setup  ## lint, then all tests, two files at a time
+test: setup  ## lint, then all tests, in two processes
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/workers_warm.py & $(MAKE) --no-print-directory lint || { wait; exit 1; }; wait
-	@$(BIN)/pytest -n 2 --dist loadfile
+	@$(PYTEST)
 
-test-fast: setup  ## the tests that take no seconds, for the loop while working
-	@$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
+test-fast: setup  ## the tests that take no time, in two processes: a minute and a half, for the loop while working
+	@$(PYTEST) -m "not slow"
 
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check src tests bench

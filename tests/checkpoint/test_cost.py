@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ def saved(writer: CheckpointWriter) -> Saved:
     return one
 
 
+@pytest.mark.slow
 def test_an_incremental_checkpoint_writes_what_changed(tmp_path: Path) -> None:
     """After a step that touched 1 % of the rows: less than 3 % of a full checkpoint's bytes, and the base is named."""
     model = Ranker()

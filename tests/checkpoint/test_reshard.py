@@ -42,6 +42,7 @@ def reading(world: World, settings: list[str], folder: str) -> tuple[str, set[in
         load.read_rows = real
 
 
+@pytest.mark.slow
 def test_three_workers_restore_the_checkpoint_of_four(tmp_path: Path) -> None:
     """The same bits, though no worker reads all files."""
     settings = [*small("dlrm", EVERY), "train.steps=4"]

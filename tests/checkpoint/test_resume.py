@@ -198,6 +198,7 @@ def test_the_last_checkpoint_has_the_last_metrics(tmp_path: Path) -> None:
     assert last.manifest.metrics["log_loss"] == last.manifest.trainer["best"]
 
 
+@pytest.mark.slow
 def test_the_best_is_kept_and_can_be_restored(tmp_path: Path) -> None:
     """By a held-out metric, across an interruption, beside the last one.  A worse evaluation writes nothing."""
     settings = small("dlrm", "checkpoint.best=log_loss", "checkpoint.keep=1", "eval.every=2", "tables.lr=0.9")

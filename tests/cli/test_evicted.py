@@ -12,7 +12,7 @@ from commands import Command, nestpipe, small
 EVICTION = ["tables.admit_after=2", "tables.ttl_steps=3", "tables.max_rows=400", "tables.sweep_every=2"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_evicted_keys_are_counted_and_listed(tmp_path: Path, workers: int) -> None:
     """The summary counts evicted keys over all workers; `nestpipe evicted` counts and lists the same keys."""
     command = Command(
@@ -36,6 +36,7 @@ def test_evicted_keys_are_counted_and_listed(tmp_path: Path, workers: int) -> No
     assert batches == sorted(batches) and all(batch % 2 == 0 for batch in batches)
 
 
+@pytest.mark.slow
 def test_recorded_horizons_replace_the_clock(tmp_path: Path) -> None:
     """A run with ttl_minutes reports its horizons; with these, another schedule gives the same digest."""
     sets = ["tables.ttl_minutes=0.0002", "tables.sweep_every=2", "pipeline.micro_batches=2"]

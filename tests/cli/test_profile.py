@@ -44,6 +44,7 @@ def test_two_workers_are_measured_and_told(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.is_dir() and path.name.startswith("runs")]
 
 
+@pytest.mark.slow
 def test_one_worker_with_a_disk_tier(tmp_path: Path) -> None:
     """No All2All and no wire; rows of a tier that is too small come from its disk, whose files are gone afterwards."""
     (tmp_path / "tier").mkdir()

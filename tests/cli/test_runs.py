@@ -26,6 +26,7 @@ def rerun(folder: Path, left: Path, **options: Any) -> dict[str, Any]:
     return nestpipe(folder, "train", str(left / "recipe.toml"), "--json", "-", **options).summary()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_recipe_metrics_summary_and_trace(tmp_path: Path) -> None:
     """One worker: files and page, JSON alone on standard output; `python -m nestpipe recipe.toml` gives the same digest."""
     command = Command(tmp_path, [*small("train.log_every=4", "pipeline.micro_batches=4"), "--json", "-"])

@@ -68,7 +68,7 @@ def exchange_sizes(world: World, rounds: list[list[int]]) -> tuple[list[bool], i
     return good, exchange.traffic.bytes_sent, exchange.traffic.messages, max(forth.biggest, back.biggest)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_messages_of_any_size_come_whole(workers: int) -> None:
     """Promise: empty messages, and sizes around the limit of a piece, arrive whole; no piece is above 1 MB."""
     limit = PIECE_BYTES
@@ -170,10 +170,10 @@ def train_until_lost(world: World, victim: int, stage: str, how: str) -> str:
     ("workers", "how", "stage", "noticed"),
     [
         (2, "exit", "load", "route"),
-        (3, "kill", "route", "route"),
-        (3, "exit", "compute", "(embed|grad)"),
+        pytest.param(3, "kill", "route", "route", marks=pytest.mark.slow),
+        pytest.param(3, "exit", "compute", "(embed|grad)", marks=pytest.mark.slow),
         (2, "kill", "reduce", "reduce"),
-        (3, "kill", "reduce", "reduce"),
+        pytest.param(3, "kill", "reduce", "reduce", marks=pytest.mark.slow),
     ],
 )
 def test_a_dead_worker_is_named_at_once(workers: int, how: str, stage: str, noticed: str) -> None:
@@ -188,14 +188,10 @@ def test_a_dead_worker_is_named_at_once(workers: int, how: str, stage: str, noti
     assert ring or any("lost rank 1" in text for text in others), others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "stage", "noticed"),
-    [
-        (2, "load", "route"),
-        pytest.param(3, "compute", "(embed|grad)", marks=pytest.mark.slow),
-        pytest.param(2, "reduce", "reduce", marks=pytest.mark.slow),
-        pytest.param(3, "reduce", "reduce", marks=pytest.mark.slow),
-    ],
+    [(2, "load", "route"), (3, "compute", "(embed|grad)"), (2, "reduce", "reduce"), (3, "reduce", "reduce")],
 )
 def test_a_stalled_worker_is_named_after_the_deadline(workers: int, stage: str, noticed: str) -> None:
     """Promise: when a worker stalls, the others stop after the deadline, naming stage, batch and whom they waited for."""

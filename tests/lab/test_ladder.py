@@ -52,6 +52,7 @@ def rung(name: str, **settings: object) -> Rung:
     return Rung(name, {"name": name, **settings})
 
 
+@pytest.mark.slow
 def test_rungs_take_turns(tmp_path: Path, forks: None) -> None:
     """Every rung trains once in every round, and only when its turn has come."""
     slow, fast = rung("slow", step_s=0.04), rung("fast", step_s=0.01)

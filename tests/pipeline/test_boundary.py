@@ -355,12 +355,14 @@ def clamped(world: World, defer_weight_grads: bool) -> bool:
     return results[0] == results[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defer_weight_grads", [False, True])
 def test_hooks_of_the_user_come_before_the_sum(defer_weight_grads: bool) -> None:
     """Promise: a bucket is final when everybody who may change it has been asked."""
     assert all(run(2, clamped, defer_weight_grads))
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_skipped_is_not_expected_to_have_written() -> None:
     """With --check staleness: going on after a bad batch is no stale read."""
     model = Deep(lambda hidden, key: hidden * float("nan") if key == 700 else hidden)

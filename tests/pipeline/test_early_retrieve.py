@@ -73,7 +73,7 @@ def same(world: World, steps: Steps, schedule: str, micro_batches: int, poison: 
 
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("steps", [COMMON, EVERY_OTHER, ALTERNATING])
-@pytest.mark.parametrize("schedule, micro_batches", [("dbp", 1), ("nested", 3)])
+@pytest.mark.parametrize("schedule, micro_batches", [pytest.param("dbp", 1, marks=pytest.mark.slow), ("nested", 3)])
 def test_a_slow_writeback_changes_no_bit(schedule: str, micro_batches: int, steps: Steps, on_disk: bool) -> None:
     """Promise: however late the store gets rows of t-1, t+1 has them."""
     assert all(run(2, same, steps, schedule, micro_batches, slow_writeback, on_disk))
@@ -138,6 +138,7 @@ def buffers_after_epochs(world: World, slow: Any, early_retrieve: bool, epochs: 
     return len(pool._free), pool.bytes - row_bytes, meetings.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [slow_writeback, slow_sync])
 @pytest.mark.parametrize("early_retrieve, most", [(False, 2), (True, 3)])
 def test_buffers_are_two_or_three_and_all_come_back(early_retrieve: bool, most: int, slow: Any) -> None:

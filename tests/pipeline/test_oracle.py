@@ -25,7 +25,7 @@ OPTIMIZERS = {
     "adam": Adam(lr=0.01),
 }
 MICRO_BATCHES = (1, 4)
-FAST = [("dlrm", 1), ("dlrm", 2), ("hstu", 1)]
+FAST = [("dlrm", 1), ("dlrm", 2)]
 
 
 def cases(*workers: int) -> list[ParameterSet]:

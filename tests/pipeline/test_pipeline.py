@@ -253,7 +253,7 @@ def wanted_of(setting: Setting, part: Part) -> Trained:
     )
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["clip", "rates"])
 def test_clipping_and_rates_are_torchs(workers: int, what: str) -> None:
     """Promise: clip_norm is clip_grad_norm_ over dense and table gradients together; rates scale both learning rates."""

@@ -257,6 +257,7 @@ def grad_too_early(pipeline: TrainPipeline) -> None:
     pipeline.engine._stages |= {"embed": at_once, "grad": lambda context, micro: None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["fwp", "nested"])
 @pytest.mark.parametrize("poison", [embed_too_early, update_too_early, grad_too_early])
 def test_what_breaks_a_window_changes_the_result(poison: Callable[[TrainPipeline], None], schedule: str) -> None:

@@ -14,6 +14,8 @@ from nestpipe.report.read import read
 from nestpipe.report.timeline import shape_timeline
 from nestpipe.schedule import LANES
 
+pytestmark = pytest.mark.slow
+
 VIEWS = {
     "light": {"color_scheme": "light"},
     "dark": {"color_scheme": "dark"},
@@ -41,7 +43,7 @@ def bench_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(folder, folder / "b.json")
 
 
-@pytest.mark.parametrize("view", ["light", *(pytest.param(view, marks=pytest.mark.slow) for view in ("dark", "phone"))])
+@pytest.mark.parametrize("view", VIEWS)
 def test_pages_open_quietly_and_ask_nobody(view: str, look: Any, run_page: Path, bench_page: Path) -> None:
     """No word on the console, no request but for the file itself, and nothing to scroll sideways."""
     for path in (run_page, bench_page):
@@ -65,7 +67,6 @@ def test_the_timeline_has_every_worker_and_lane(look: Any, run_page: Path) -> No
     assert lanes["workers"] == 1 and lanes["lanes"] == len(LANES)
 
 
-@pytest.mark.slow
 def test_of_many_workers_one_is_shown_at_first(look: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.json"
     trace.write_text(json.dumps(a_trace(workers=12)))
@@ -75,7 +76,6 @@ def test_of_many_workers_one_is_shown_at_first(look: Any, tmp_path: Path) -> Non
     assert seen.lanes()["workers"] == 12 and seen.said == []
 
 
-@pytest.mark.slow
 def test_zooming_and_moving_and_back(look: Any, run_page: Path) -> None:
     """Wheel, buttons, keys and dragging change what is looked at; reset brings back what was there at first."""
     seen = look(run_page)
@@ -117,7 +117,6 @@ def test_zooming_and_moving_and_back(look: Any, run_page: Path) -> None:
     assert seen.said == []
 
 
-@pytest.mark.slow
 def test_fingers_zoom_and_move(look: Any, run_page: Path) -> None:
     """Real touches: two that part zoom in, one that goes sideways moves, one that taps tells."""
     seen = look(run_page, **VIEWS["phone"])
@@ -151,7 +150,6 @@ def test_fingers_zoom_and_move(look: Any, run_page: Path) -> None:
     assert seen.page.locator(".tip").is_visible() and seen.said == []
 
 
-@pytest.mark.slow
 def test_an_action_tells_what_it_is(look: Any, run_page: Path) -> None:
     """Under the pointer, and by keyboard: stage, batch, micro-batch, duration; on the compute lane its waits, too."""
     seen = look(run_page)
@@ -181,7 +179,6 @@ def test_an_action_tells_what_it_is(look: Any, run_page: Path) -> None:
         assert tip.is_visible() and ("batch" in tip.inner_text() or "between" in tip.inner_text())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_exposed_time_is_marked(theme: str, look: Any, tmp_path: Path) -> None:
     """In the colour of exposed time, on the lane of compute and on no other."""
@@ -207,7 +204,6 @@ def test_exposed_time_is_marked(theme: str, look: Any, tmp_path: Path) -> None:
     assert by_lane[-1] > 100 and sum(by_lane[:-1]) == 0, by_lane
 
 
-@pytest.mark.slow
 def test_the_theme_can_be_chosen(look: Any, run_page: Path) -> None:
     seen = look(run_page, color_scheme="light")
     seen.lanes()
@@ -218,7 +214,6 @@ def test_the_theme_can_be_chosen(look: Any, run_page: Path) -> None:
     assert seen.page.evaluate(paper) != before and seen.said == []
 
 
-@pytest.mark.slow
 def test_charts_have_axes_and_tell_values(look: Any, run_page: Path) -> None:
     seen = look(run_page)
     seen.page.wait_for_selector(".chart path.axis", state="attached")
@@ -229,7 +224,6 @@ def test_charts_have_axes_and_tell_values(look: Any, run_page: Path) -> None:
     assert "step 20: in training 1.0" in chart.locator(".readout").inner_text()
 
 
-@pytest.mark.slow
 def test_a_bench_shows_rungs_limit_ratios_and_stages(look: Any, bench_page: Path) -> None:
     seen = look(bench_page)
     assert seen.page.locator(".rungs .label").all_inner_texts() == ["serial", "nested N=8", "torchrec"]
@@ -240,7 +234,6 @@ def test_a_bench_shows_rungs_limit_ratios_and_stages(look: Any, bench_page: Path
     assert seen.page.locator(".pile").count() == 4, "busy and exposed, of each rung that tells its stages"
 
 
-@pytest.mark.slow
 def test_names_do_not_run(look: Any, tmp_path: Path) -> None:
     """Markup in every name that a page shows is shown, and does nothing."""
     run = a_run(
@@ -268,7 +261,6 @@ def test_names_do_not_run(look: Any, tmp_path: Path) -> None:
     assert shown.said == [] and len(shown.asked) <= 2 and shown.page.locator("h1").inner_text() == BAD
 
 
-@pytest.mark.slow
 def test_a_run_without_a_trace_says_so_in_place_of_the_timeline(look: Any, tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     (run / "trace.json").unlink()
@@ -277,7 +269,6 @@ def test_a_run_without_a_trace_says_so_in_place_of_the_timeline(look: Any, tmp_p
     assert seen.page.locator("canvas").count() == 0 and seen.said == []
 
 
-@pytest.mark.slow
 def test_a_hundred_thousand_actions(look: Any, tmp_path: Path) -> None:
     """A frame draws each action once, and none that is out of view."""
     spans = 100_000

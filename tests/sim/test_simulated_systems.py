@@ -125,6 +125,7 @@ def test_a_profile_that_misses_what_it_promises_fails(monkeypatch, capsys):
     assert "NO" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", sorted(AXES))
 def test_sweeps_are_drawn(axis, tmp_path, monkeypatch):
     monkeypatch.setitem(AXES, axis, replace(AXES[axis], values=AXES[axis].values[:3]))

@@ -479,6 +479,7 @@ def epochs(world: World, setting: Setting, schedule: str) -> dict[str, Any]:
     return {**left, "seen": seen}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [STRICT, PATIENT, replace(STRICT, disk=True)])
 def test_epochs_and_lookups_in_between(setting: Setting) -> None:
     """Promise: a second epoch sweeps as serial does, and lookups between two steps see serial's tables."""
@@ -527,6 +528,7 @@ def stale_reads(world: World, steps: Steps, setting: Setting, schedule: str) -> 
     return plain == trained(world, steps, replace(setting, options={"check_staleness": True}), schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["serial", "nested"])
 @pytest.mark.parametrize("setting", [STRICT, PATIENT, replace(PATIENT, disk=True)])
 def test_no_false_alarm_of_stale_rows(setting: Setting, schedule: str) -> None:
@@ -559,6 +561,7 @@ def by_the_clock(world: World, schedule: str) -> tuple[dict[str, Any], list[tupl
     return first, horizons[0], again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers, schedule", [(1, "serial"), (1, "nested"), (2, "dbp")])
 def test_minutes_are_agreed_on_and_can_be_given_back(workers: int, schedule: str) -> None:
     """Promise: worker 0's clock decides for all, and its horizons give the same tables under another schedule."""

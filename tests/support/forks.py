@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-from workers import fork_server
+from fork_server import Child
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -47,33 +47,31 @@ class Fork:
     ) -> None:
         """`cold_workers`: those that the program launches are new interpreters."""
         told = ([module, *arguments], str(folder), str(out), str(err), dict(environment), cold_workers)
-        self._process = fork_server().Process(target=_become_program, args=told)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
+        self._process = Child(_become_program, told)
+        self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        return self.returncode
+        return self._process.join(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self.returncode is None:
+        code = self._process.join(timeout)
+        if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-        return self.returncode
+        return code
 
     def send_signal(self, number: int) -> None:
-        if self.returncode is None:
+        if self.poll() is None:
             os.kill(self.pid, number)
 
 
 def _become_program(
     command: list[str], folder: str, out: str, err: str, environment: dict[str, str], cold_workers: bool
 ) -> None:
-    """In the fork: whatever ends this function ends the process as it would end an interpreter."""
+    """In the fork: what ends this function ends the process, as it would end an interpreter."""
     os.setsid()
     os.chdir(folder)
     tempfile.tempdir = None
@@ -97,8 +95,10 @@ def _fork_workers() -> None:
         ours.close()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()  # what is sent to the launcher's process group is not for the zygote
+        theirs.send("ready")
         _be_zygote(theirs)
     theirs.close()
+    ours.recv()
 
     def start(handler: SubprocessHandler, command: tuple[str, ...], environment: dict[str, str]) -> _Worker:
         ours.send((command, environment))

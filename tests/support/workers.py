@@ -1,13 +1,12 @@
 """Runs a function on W worker processes over gloo on loopback, and brings back what it returned on every rank.
 
 A group of workers is started once per size and lives on: `run` gives it one job after another.  A job that fails, or outlives its
-deadline, takes its group with it.  Workers come from a fork server in which torch and our kernels are already loaded
-(`workers_warm`), so that a new group is there in a fraction of a second.
+deadline, takes its group with it.  Workers come from a fork server in which torch and our kernels are already loaded, so that a
+new group is there in a fraction of a second.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -17,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fork_server import Child
 from nestpipe.comm.world import World
 
 STARTUP = 170.0
@@ -43,8 +44,9 @@ class WorkerFailed(AssertionError):
     """A worker raised, died or was too slow; the message holds the tracebacks of all that reported one."""
 
 
-def _serve(rank: int, size: int, meeting_point: str, timeout: float, pipe: Connection) -> None:
+def _serve(rank: int, size: int, meeting_point: str, timeout: float, file: int) -> None:
     """A worker's life: joins its group, then does jobs until the pipe closes."""
+    pipe = Connection(file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then closes the pipe
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -80,15 +82,12 @@ class Group:
         self._directory = tempfile.TemporaryDirectory(prefix="nestpipe-workers-")
         self._pipes: list[Connection] = []
         self._processes = []
-        context = fork_server()
+        where = str(Path(self._directory.name) / "store")
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            where = str(Path(self._directory.name) / "store")
-            process = context.Process(target=_serve, args=(rank, size, where, timeout, theirs), daemon=True)
-            process.start()
+            ours, theirs = Pipe()
+            self._processes.append(Child(_serve, (rank, size, where, timeout), [theirs.fileno()]))
             theirs.close()
             self._pipes.append(ours)
-            self._processes.append(process)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], deadline: float) -> list[Any]:
         """What function(world, *args) returned on each rank; `Died` where the worker ended; WorkerFailed if one raised."""
@@ -109,8 +108,7 @@ class Group:
                 try:
                     good, answer = pickle.loads(pipe.recv_bytes())
                 except (EOFError, ConnectionError):
-                    self._processes[rank].join(GRACE)
-                    good, answer = True, Died(self._processes[rank].exitcode)
+                    good, answer = True, Died(self._processes[rank].join(GRACE))
                 if good:
                     results[rank] = answer
                 else:
@@ -132,28 +130,6 @@ class Group:
 
 
 _living: dict[int, Group] = {}
-_started = False
-
-
-def fork_server() -> multiprocessing.context.ForkServerContext:
-    global _started
-    context = multiprocessing.get_context("forkserver")
-    if not _started:
-        # The fork server of Python 3.11 does not take over sys.path, only the environment.
-        here = Path(__file__).parent
-        paths = [str(here), str(here.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        context.set_forkserver_preload(["torch", "pytest", "hypothesis", "workers_warm"])
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-        _started = True
-    return context
 
 
 def _hello(world: World) -> int:

@@ -68,7 +68,7 @@ def read_snapshot(snapshot: Snapshot, most: int = 3, part: int = 3) -> Content:
 Batches = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=8), max_size=5)
 
 
-@pytest.mark.parametrize("kind", ["dram", "disk"])
+@pytest.mark.parametrize("kind", ["dram", pytest.param("disk", marks=pytest.mark.slow)])
 @given(before=Batches, then=Batches, during=Batches, after=Batches, most=st.integers(1, 9), part=st.integers(1, 9))
 @settings(max_examples=60)
 def test_a_snapshot_is_one_moment(
