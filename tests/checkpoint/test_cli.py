@@ -72,6 +72,7 @@ def test_text_of_a_checkpoint_is_never_markup(run: Path, capsys: pytest.CaptureF
     assert "[red]x[/nothing]" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_verify_reads_the_chain_and_names_a_damaged_file(run: Path, tmp_path: Path) -> None:
     """Exit 0 for an intact chain; 1 and one line with the file's name for a flipped bit anywhere in it."""
     ended = nestpipe(tmp_path, "checkpoint", "verify", str(run), "--all")

@@ -62,6 +62,7 @@ def test_an_incremental_checkpoint_writes_what_changed(tmp_path: Path) -> None:
     assert last.manifest.groups[0].rows == ROWS and sum(file.rows for file in last.manifest.of("rows")) == ROWS // 100
 
 
+@pytest.mark.slow
 def test_training_continues_while_rows_are_written(tmp_path: Path) -> None:
     """Steps between the snapshot and the commit are not in the checkpoint."""
     model = Ranker()

@@ -81,6 +81,7 @@ def test_the_commands_accept_an_old_checkpoint(tmp_path: Path) -> None:
     assert exported.code == 0, exported.err
 
 
+@pytest.mark.slow
 def test_an_old_run_resumes_with_the_digest_it_would_have_had(tmp_path: Path, old: Path) -> None:
     """From its last checkpoint, with the command line: what 5591db0 itself reported at the same step, evicted keys included."""
     arguments = ["train", str(old), "--resume", "--steps", str(END), "--quiet", "--json", "-"]
@@ -91,6 +92,7 @@ def test_an_old_run_resumes_with_the_digest_it_would_have_had(tmp_path: Path, ol
     assert nestpipe(tmp_path, "checkpoint", "verify", str(old), "--all").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "schedule"), [(16, "serial"), (20, "dbp")])
 def test_an_old_run_resumes_from_any_of_its_checkpoints(old: Path, step: int, schedule: str) -> None:
     """From the full one and from the middle of the chain, under another schedule."""

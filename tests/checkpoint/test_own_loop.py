@@ -97,6 +97,7 @@ def saved_and_resumed(world: World, change: Change, folder: str) -> tuple[Any, A
     return saved, loaded, state_of(whole), state_of(resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [plain, frozen, names_like_prefixes, averages])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_model_resumes(tmp_path: Path, change: Change, workers: int) -> None:

@@ -77,6 +77,7 @@ def changing_schedules(world: World, folder: str) -> list[str]:
     return [untouched["digest"], last["digest"]]
 
 
+@pytest.mark.slow
 def test_the_schedule_and_the_tier_may_change(tmp_path: Path) -> None:
     first, last = run(2, changing_schedules, str(tmp_path))[0]
     assert first == last

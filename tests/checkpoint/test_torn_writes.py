@@ -160,6 +160,7 @@ def resume(world: World, folder: Folder, digests: dict[int, str], step: int, at:
     folder.unlock()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "saves",
     [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],

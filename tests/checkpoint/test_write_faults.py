@@ -133,6 +133,7 @@ def test_a_worker_that_stalls_while_a_checkpoint_is_written_is_noticed(tmp_path:
     assert not steps_in(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_time_based_checkpoints_follow_a_monotonic_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall clock jumps by days at every look; by the monotonic clock a minute passes every third step."""
     days = iter(range(1, 10**6))

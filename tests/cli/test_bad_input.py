@@ -149,6 +149,7 @@ def test_a_port_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     refused(nestpipe(tmp_path, *small(workers=2), "--port", "70000"), "70000", "--port")
 
 
+@pytest.mark.slow
 def test_a_failing_worker_speaks_for_all(tmp_path: Path) -> None:
     """Of two workers the one that meets the fault is heard, here worker 1, in whose half there is a bad line."""
     lines = [CRITEO_LINE] * 200

@@ -50,6 +50,7 @@ def test_recorded_horizons_replace_the_clock(tmp_path: Path) -> None:
     assert again["digest"] == first["digest"] and again["evicted"] == first["evicted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [EVICTION, ["tables.ttl_minutes=0.0002", "tables.sweep_every=2"]])
 def test_verify_holds_with_eviction(tmp_path: Path, settings: list[str]) -> None:
     """`verify` also compares usage, waiting keys and evictions; the horizons of one run are passed to the other."""

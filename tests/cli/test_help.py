@@ -14,6 +14,7 @@ from nestpipe.cli.main import COMMANDS, parser
 KEYS = ["tables.optimizer", "tables.lr", "tables.init_scale", "tables.warmup_steps", "tables.decay_steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -76,6 +76,7 @@ def test_two_workers_leave_the_same_bits_under_torchrun(tmp_path: Path) -> None:
     assert again[0]["metrics"] == summary["metrics"]
 
 
+@pytest.mark.slow
 def test_three_workers_of_which_one_has_no_data_leave_the_same_bits(tmp_path: Path) -> None:
     """Three lines on three workers in batches of one: the worker without a line joins in, and a second run is equal."""
     (tmp_path / "train.txt").write_text("\n".join(FEW_LINES) + "\n")

@@ -166,6 +166,7 @@ def train_until_lost(world: World, victim: int, stage: str, how: str) -> str:
     return "no error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "how", "stage", "noticed"),
     [

@@ -56,6 +56,7 @@ def test_every_way_in_has_the_same_defaults() -> None:
             assert getattr(DEFAULT, field.name) == KNOBS[field.name]
 
 
+@pytest.mark.slow
 def test_no_other_module_has_a_default_of_its_own() -> None:
     """Promise: a knob's default stands once.  Finds defaults of arguments and fields, and entries of dictionaries."""
     names = set(KNOBS) - {"schedule", "micro_batches"}  # also the names of things that have them

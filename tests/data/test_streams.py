@@ -50,6 +50,7 @@ def test_kinds_cover_the_recipes() -> None:
     assert {name.split("-")[0] for name in KIND_NAMES} == set(KINDS)
 
 
+@pytest.mark.slow
 @EVERY_KIND
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_workers_together_read_everything_once(kinds: dict[str, Any], kind: str, split: str) -> None:
@@ -82,6 +83,7 @@ def test_every_chunk_says_where_to_go_on(kinds: dict[str, Any], kind: str) -> No
         assert before == whole[: place + 1] and after == whole[place + 1 :]
 
 
+@pytest.mark.slow
 @EVERY_KIND
 @pytest.mark.parametrize("batch_size", [1, 16, 1000])
 def test_resume_gives_the_same_rest(kinds: dict[str, Any], kind: str, batch_size: int) -> None:

@@ -23,6 +23,7 @@ NEVER = "3600"
 """A --timeout that no test waits for: a run that ends all the same has not waited for it."""
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     """After SIGKILL of worker 1 the line names it and what worker 0 was doing, long before --timeout has passed."""
     command = Command(tmp_path, [*small(*ENDLESS, workers=2), "--timeout", NEVER])
@@ -115,6 +116,7 @@ def test_a_death_during_evaluation_is_a_lost_worker() -> None:
     assert re.fullmatch(r"rank 0 in train\.metrics\.\w+ lost another worker: [^\n]{10,100}", said), said
 
 
+@pytest.mark.slow
 def test_a_run_in_which_there_is_nothing_to_learn_ends_well(tmp_path: Path) -> None:
     """Metrics that do not exist (all labels alike, a Bayes AUC of one half) are null, and no reason to fail."""
     ended = nestpipe(tmp_path, *small("data.signal=0", "data.eval_samples=100"), "--json", "-")

@@ -32,6 +32,7 @@ def test_every_backward_pass_has_a_number_of_its_own() -> None:
     assert outer == again and inner != outer and -1 not in seen and torch_private.backward_pass() == -1
 
 
+@pytest.mark.slow
 def test_transforms_are_noticed() -> None:
     seen = list[bool]()
 

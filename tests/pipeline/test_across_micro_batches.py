@@ -16,6 +16,7 @@ GRADIENTS, LOSSES = 1e-6, 1e-5
 """Of float32: the largest difference over the largest entry of a gradient; a loss relative to itself."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 3))])
 @pytest.mark.parametrize("model", ["dlrm", "hstu"])
 def test_every_number_trains_what_one_trains(model: str, workers: int) -> None:

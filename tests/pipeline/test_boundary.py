@@ -177,6 +177,7 @@ def differs(world: World, defer_weight_grads: bool) -> bool:
     return wanted != trained(world, COMMON, "nested", 2, poison, defer_weight_grads=defer_weight_grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defer_weight_grads", [False, True])
 def test_a_bucket_summed_before_it_is_final_changes_the_result(defer_weight_grads: bool) -> None:
     """The comparison above is able to fail."""
@@ -330,6 +331,7 @@ def rows_after(world: World, schedule: str, count: int) -> tuple[bytes, bytes, s
     return values.tobytes(), state.tobytes(), message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["dbp", "fwp", "nested"])
 def test_nothing_of_a_bad_batch_reaches_the_tables(schedule: str) -> None:
     """Promise: rows in the batch's own buffer may be updated before all workers have agreed, the tables never.  What came before

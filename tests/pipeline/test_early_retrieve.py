@@ -71,6 +71,7 @@ def same(world: World, steps: Steps, schedule: str, micro_batches: int, poison: 
         return right == trained(world, steps, schedule, micro_batches=micro_batches, poison=poison, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("steps", [COMMON, EVERY_OTHER, ALTERNATING])
 @pytest.mark.parametrize("schedule, micro_batches", [pytest.param("dbp", 1, marks=pytest.mark.slow), ("nested", 3)])

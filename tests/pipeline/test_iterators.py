@@ -165,6 +165,7 @@ def end_before(world: World) -> str:
     return "ended"
 
 
+@pytest.mark.slow
 def test_a_refused_batch_is_not_the_end_of_the_data() -> None:
     """Promise: nobody takes a run that failed for one that is done."""
     assert run_once(2, end_before, timeout=2.0) == ["KeyError", "PeerLost"]

@@ -145,6 +145,7 @@ def test_micro_batches_change_nothing_but_rounding(model: str, workers: int) -> 
     assert four.losses[0] == pytest.approx(one.losses[0], rel=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "workers"), cases(1, 2, 3))
 def test_two_runs_are_bit_for_bit_alike(model: str, workers: int) -> None:
     """Promise: the same training twice gives the same bits, in float32 too."""

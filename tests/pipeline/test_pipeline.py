@@ -113,6 +113,7 @@ def train_epochs(world: World, schedule: str) -> tuple[list[int], list[float], l
     return counts, losses, wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", BUILDERS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_epochs_go_on_with_a_new_iterator(workers: int, schedule: str) -> None:
@@ -191,6 +192,7 @@ def train_poisoned(world: World, victim: int, kind: str, micro_batches: int) -> 
     return errors, changed, [name for name in wanted if mine[name] != wanted[name]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 @pytest.mark.parametrize(("workers", "victim", "micro_batches"), [(1, 0, 1), (2, 1, 2), (3, 1, 1), (3, 2, 4)])
 def test_a_bad_number_stops_all_workers_before_anything_changes(
@@ -253,6 +255,7 @@ def wanted_of(setting: Setting, part: Part) -> Trained:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["clip", "rates"])
 def test_clipping_and_rates_are_torchs(workers: int, what: str) -> None:

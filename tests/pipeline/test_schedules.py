@@ -314,6 +314,7 @@ def stale_reads(world: World, steps: Steps, poison: Callable[[TrainPipeline], No
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "poison, steps", [(without_sync, COMMON), (without_state, COMMON), (late_writeback, EVERY_OTHER)]
 )

@@ -380,6 +380,7 @@ def test_effects_that_check_cannot_follow_are_refused() -> None:
         check(changed(actions, "grad 0.1", effects=effects), actions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micros", [1, 2, 3])
 @pytest.mark.parametrize("schedule", BUILDERS)
 @pytest.mark.parametrize("early_retrieve", [False, True])

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def some_of(changes: list[Change]) -> st.SearchStrategy[list[Change]]:
     return st.lists(st.sampled_from(changes), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @quick
 @given(schedules, sizes, some_of([*ORDER, *ORDER, *EFFECTS]), seeds, st.booleans())
 def test_what_is_called_exact_always_runs_like_serial(
@@ -126,6 +128,7 @@ def test_what_is_called_exact_always_runs_like_serial(
             assert execute(order, uses) == execute(reference, uses)
 
 
+@pytest.mark.slow
 @quick
 @given(schedules, sizes, some_of(ORDER), seeds, st.booleans())
 def test_what_is_called_not_exact_can_differ_from_serial(

@@ -45,6 +45,7 @@ def test_exposed_parts_add_up_to_the_step(name):
     assert parts == pytest.approx(one.step_ms, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_no_schedule_is_faster_than_compute_or_slower_than_serial():
     rows = {row["system"]: row for row in table(PAPER, [256], settings=Settings(steps=20))}
     alone = PAPER.stages["compute"].device

@@ -101,6 +101,7 @@ def count_bytes(world: World, micro_batches: list[int]) -> tuple[list[int], int]
     return sent, biggest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_bytes_do_not_grow_with_micro_batches(workers: int) -> None:
     """Promise: a row is sent once per window: 8 micro-batches send as much as 1, and no piece is above 1 MB."""

@@ -98,6 +98,7 @@ def recompute(
     return sha.hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s.model}-{s.dtype}" + "-lives" * (s.life is not None))
 def test_another_program_computes_the_same_digest(setting: Setting, workers: int) -> None:

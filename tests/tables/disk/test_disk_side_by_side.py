@@ -104,6 +104,7 @@ def test_a_read_finds_its_rows_however_much_is_written_meanwhile(
     store.close()
 
 
+@pytest.mark.slow
 def test_rows_are_moved_and_segments_reused_meanwhile(tmp_path: Path) -> None:
     """What the test above relies on happens: segments are cleaned and reused."""
     twin, store = RowStore(group_of(), 7), tiered(tmp_path, 20)

@@ -110,6 +110,7 @@ def fill(store: KeyedRows, count: int) -> np.ndarray:
     return values
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
