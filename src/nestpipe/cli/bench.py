@@ -25,10 +25,10 @@ median, spread, and the ratio to other rungs and to peers.  Exits with 1 if a bo
 """
 EPILOG = """\
 examples:
-  nestpipe bench dlrm                                        all rungs, on loopback
+  nestpipe bench dlrm --link none                            all rungs, on loopback
   nestpipe bench dlrm --link 500mbit --rounds 8              one host per worker, with shaped links (needs root)
   nestpipe bench dlrm --peers torchrec --page dlrm.html      beside TorchRec, and as a page
-  nestpipe bench dlrm --rung serial --rung nested --json dlrm.json
+  nestpipe bench dlrm --rung "serial N=8" --rung "nested N=8" --json dlrm.json
   nestpipe bench clustering --data ml-1m.zip                 rows sent, by how samples are divided into micro-batches
 """
 

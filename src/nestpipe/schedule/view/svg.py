@@ -15,7 +15,7 @@ COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#997700", "#009988")
 """One per batch, in turn; told apart by colour-blind readers, too."""
 
 INK, QUIET, GRID, PAPER, BAND = "#24292f", "#636c76", "#d8dee4", "#ffffff", "#f3f5f8"
-LEFT, RIGHT, TOP, BOTTOM = 142, 18, 46, 50
+LEFT, RIGHT, TOP, BOTTOM = 176, 18, 46, 50
 ROW, BOX = 36, 26
 LEAST_WIDTH, LEAST_BOX = 1080.0, 6.0
 """Pixels: of the picture, and of its narrowest box, for which the picture grows."""
