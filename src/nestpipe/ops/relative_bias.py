@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numba
@@ -45,10 +46,16 @@ def time_buckets_reference(time: JaggedTensor, longest: int) -> Tensor:
     now, then = times[:, 1:, None], times[:, None, :-1]
     gap = torch.maximum(now, then) - torch.minimum(now, then)
     gap = torch.where(gap < 0, torch.iinfo(torch.int64).max, gap)  # beyond int64, and so beyond the last threshold
-    thresholds = torch.from_numpy(_THRESHOLDS.astype(np.int64)).to(gap.device)
+    thresholds = _thresholds_on(gap.device)
     steps = torch.arange(longest, device=gap.device)
     seen = (steps[None, :] <= steps[:, None])[None] & (steps[None, :, None] < time.lengths()[:, None, None] - 1)
     return (torch.bucketize(gap, thresholds, right=True) * seen).to(torch.int16)
+
+
+@functools.cache
+def _thresholds_on(device: torch.device) -> Tensor:
+    """Made once: an upload makes the host wait."""
+    return torch.from_numpy(_THRESHOLDS.astype(np.int64)).to(device)
 
 
 @numba.njit(nogil=True, cache=True)
