@@ -13,9 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nestpipe.device.sim.disjoint import disjoint
 from nestpipe.errors import NestPipeError
 from nestpipe.ops import pooling_kernels
 from nestpipe.ops.rows import Array, add_rows, gather, segment_sums
+
+WINDOW_GRADS = (
+    "a backward pass adds to rows that its micro-batch uses; what `grad` sends meanwhile was last used before"
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,8 @@ def pool_backward_reference(bags: Bags, weight: Tensor | None, grad_out: Tensor)
     ]
     per_id = torch.cat(blocks).index_select(0, _bag_of(bags))
     factor = _factor_of(bags, weight, samples)
-    add_rows(per_id if factor is None else per_id * factor[:, None], bags.index, bags.grads)
+    with disjoint(WINDOW_GRADS):
+        add_rows(per_id if factor is None else per_id * factor[:, None], bags.index, bags.grads)
     if weight is None or not weight.requires_grad:
         return None
     dots = (per_id * bags.rows.index_select(0, bags.index)).sum(1)
@@ -221,7 +227,8 @@ class GatherRows(torch.autograd.Function):
         if isinstance(ctx.index, np.ndarray):
             add_rows(grads[0].contiguous().numpy(), ctx.index, ctx.grads.numpy())
         else:
-            add_rows(grads[0], ctx.index, ctx.grads)
+            with disjoint(WINDOW_GRADS):
+                add_rows(grads[0], ctx.index, ctx.grads)
         return None, None, None, None
 
 

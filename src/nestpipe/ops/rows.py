@@ -59,7 +59,7 @@ def add_sorted_rows_reference(source: Tensor, order: Tensor, sorted_index: Tenso
     """Sums every run of equal places in order, then adds each sum to its row.
 
     The number of runs is known on the device only, so there are as many as places: those behind the last one are empty,
-    and add zero to row 0, which changes no bit of it.
+    and add zero to the first row, which changes no bit of it.
     """
     places = sorted_index.numel()
     begins = torch.ones_like(sorted_index, dtype=torch.int64)
@@ -67,7 +67,7 @@ def add_sorted_rows_reference(source: Tensor, order: Tensor, sorted_index: Tenso
     run = torch.cumsum(begins, 0) - 1
     lengths = torch.zeros_like(run).index_add_(0, run, torch.ones_like(run))
     sums = segment_sums(source.index_select(0, order), lengths)
-    rows = torch.zeros(places, dtype=torch.int64, device=run.device).scatter_(0, run, sorted_index.long())
+    rows = sorted_index[:1].long().repeat(places).scatter_(0, run, sorted_index.long())
     target.index_add_(0, rows, sums)
 
 

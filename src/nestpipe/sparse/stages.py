@@ -20,11 +20,13 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.device.backend import Array, Device
 from nestpipe.device.host import HostDevice
+from nestpipe.device.sim.disjoint import disjoint
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.index import Found
 from nestpipe.keys.window import Window, micro_run, plan_window
 from nestpipe.nn.lookups import GroupLookups
 from nestpipe.ops import rows
+from nestpipe.ops.pooling import WINDOW_GRADS
 from nestpipe.sparse.batch_context import BatchContext, RowLists
 from nestpipe.sparse.buffers import Buffers, RowBuffer
 from nestpipe.sparse.eviction_state import eviction_state, restore_evictors
@@ -253,7 +255,8 @@ class SparseStages:
             arriving = self.device.empty((end - first, buffer.group.dim), buffer.group.dtype, "network", "update")
             leaving = self._leaving(arriving, stop - start, buffer, self.device)
             order = lists.last_order[start:stop]
-            rows.gather(part.grads, order - part.begin if part.begin else order, leaving)
+            with disjoint(WINDOW_GRADS):
+                rows.gather(part.grads, order - part.begin if part.begin else order, leaving)
             transfers.append(Transfer(leaving, arriving, window.last_sizes[micro], plan.grad_sizes[micro]))
             memory.close(micro)
         if self.world.size > 1:

@@ -34,8 +34,9 @@ class MicroBatchView:
         return len(self.context.micros) > 1
 
     def rows(self, group: int) -> tuple[Tensor, Tensor | None]:
+        """Only rows that have arrived: those behind them are being written while this micro-batch computes."""
         part = self.context.windows[group].of(self.micro)
-        return part.row_tensor, part.grad_tensor if self.trains else None
+        return part.row_tensor[: self.arrived(group)], part.grad_tensor if self.trains else None
 
     def index(self, group: int, first: int, stop: int) -> Array:
         return self._places(group, first, stop, self.context.lists[group].inverse)
