@@ -37,6 +37,11 @@ def device_of(model: nn.Module) -> torch.device:
     return places.pop() if places else torch.device("cpu")
 
 
+def has_fused_optimizers(device: torch.device) -> bool:
+    """Whether torch's optimizers take `fused=True` there."""
+    return device.type in ("cpu", "cuda", "xpu")
+
+
 def named_device(name: str) -> torch.device:
     """The device that `train.device` names: "cpu", "cuda", "npu", "sim", or the best there is for "auto"."""
     if name == "auto":

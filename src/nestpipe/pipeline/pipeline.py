@@ -15,7 +15,9 @@ from nestpipe.comm.consistency import check_consistent
 from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.wire import open_wire
 from nestpipe.comm.world import World
+from nestpipe.config.checks import one_of
 from nestpipe.config.pipeline import PipelineConfig
+from nestpipe.config.training import PRECISIONS
 from nestpipe.data.batch import Batch
 from nestpipe.data.clustering import compile_clustering
 from nestpipe.dense.backward_watch import BackwardWatch
@@ -69,12 +71,18 @@ class TrainPipeline:
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         window_limit: int | None = None,
+        precision: str = "float32",
         check_staleness: bool = False,
         trace: bool = False,
         world: World | None = None,
         **knobs: Any,
     ) -> None:
-        """`knobs` are fields of `PipelineConfig`, given one by one instead of (or on top of) `config`."""
+        """`knobs` are fields of `PipelineConfig`, given one by one instead of (or on top of) `config`.
+
+        It trains where the model's parameters are: on the host, or on the device that the model was moved to.
+        `precision` "bf16" runs the model under bfloat16 autocast; rows and optimizer state stay as they are.
+        """
+        one_of("train.precision", precision, PRECISIONS)
         _check_arguments(dense_optimizer, sparse_optimizer, config)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"train.clip_norm must be above 0, not {clip_norm}")
@@ -142,6 +150,7 @@ class TrainPipeline:
             clip_norm=clip_norm,
             table_rate=table_rate,
             dense_rate=dense_rate,
+            precision=precision,
         )
         self._start_from_rank_0()
         self._closed = False
@@ -219,7 +228,7 @@ class TrainPipeline:
                 if batch is not None and len(batch):
                     context.moved = move_batches([batch], self.device)
                     view = MicroBatchView(context, 0, False, self.device)
-                    with torch.no_grad(), self._stages.looking_at(view):
+                    with torch.no_grad(), self._stages.looking_at(view), self._stages.autocast():
                         _, outputs = self.model(context.moved[0])
                     yield batch, outputs
         finally:

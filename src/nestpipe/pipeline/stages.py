@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,7 @@ class PipelineStages:
         clip_norm: float | None,
         table_rate: Rate,
         dense_rate: Rate | None,
+        precision: str,
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.sparse, self.dense = sparse, dense
@@ -61,6 +63,7 @@ class PipelineStages:
         self.requested: set[str] = set()
         self._world, self._exchange, self._device = sparse.world, agree_exchange, device
         self._collections, self._feed = collections, feed
+        self._bf16 = precision == "bf16"
         self._clip_norm, self._table_rate, self._dense_rate = clip_norm, table_rate, dense_rate
         self._base_rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
 
@@ -192,11 +195,18 @@ class PipelineStages:
             for collection in self._collections:
                 collection.look_at(None)
 
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the model's forward pass: bfloat16, where that is asked for."""
+        if not self._bf16:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.torch_device.type, dtype=torch.bfloat16)
+
     def _forward_backward(self, context: BatchContext, micro: int, batch: Batch) -> None:
         assert context.routes is not None
         deferring = self.deferred.keep() if self.deferred is not None else contextlib.nullcontext()
         with self.looking_at(MicroBatchView(context, micro, True, self._device)), deferring:
-            result = self.model(context.moved[micro])
+            with self.autocast():
+                result = self.model(context.moved[micro])
             pair = isinstance(result, tuple) and len(result) == 2
             if not (pair and isinstance(result[0], Tensor) and result[0].numel() == 1):
                 raise TypeError("the model's forward must return (loss, outputs) with a loss of one number")

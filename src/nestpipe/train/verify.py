@@ -212,7 +212,7 @@ def _unequal(left: np.ndarray, right: np.ndarray) -> tuple[int, int] | None:
 def _dense_difference(serial: Run, other: Run) -> Difference | None:
     from_other = dict(dense_state(other.pipeline))
     for name, tensor in sorted(dense_state(serial.pipeline), key=lambda item: item[0]):
-        left, right = tensor.detach().flatten(), from_other[name].detach().flatten()
+        left, right = tensor.detach().cpu().flatten(), from_other[name].detach().cpu().flatten()
         raw = [t.contiguous().view(torch.uint8).view(t.numel(), -1) for t in (left, right)]
         different = (raw[0] != raw[1]).any(dim=1).nonzero()
         if len(different):
