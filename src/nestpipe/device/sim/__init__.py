@@ -20,9 +20,19 @@ from nestpipe.device.sim.faults import DeviceFault, DeviceMix
 from nestpipe.device.sim.report import Report
 
 if TYPE_CHECKING:
-    pass
+    from torch.distributed import ProcessGroup
 
-__all__ = ["DeviceFault", "DeviceMix", "Report", "configure", "disjoint", "enable", "report", "reset_counts"]
+__all__ = [
+    "DeviceFault",
+    "DeviceMix",
+    "Report",
+    "configure",
+    "disjoint",
+    "enable",
+    "new_wire_group",
+    "report",
+    "reset_counts",
+]
 
 
 def enable() -> None:
@@ -62,3 +72,14 @@ def reset_counts() -> None:
     from nestpipe.device.sim import registration
 
     registration.reset_counts()
+
+
+def new_wire_group(gloo_group: ProcessGroup | None) -> ProcessGroup:
+    """Device collectives over a gloo group that nobody else uses; None for a single worker.
+
+    All ranks of the gloo group call it together, and in the same order as other calls that make groups.
+    """
+    enable()
+    from nestpipe.device.sim import wire
+
+    return wire.new_wire_group(gloo_group)

@@ -100,6 +100,9 @@ class Machine:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        """A transfer was settled."""
+        self.needed = threading.Condition(self.lock)
+        """A host thread waits for a transfer."""
         self.thread = _Thread()
         self.streams = 0
         self.epoch = 0
@@ -178,6 +181,7 @@ class Machine:
                 while queue.done < at and not blocked:
                     blocked = not self.nudge(queue)
             if blocked:
+                self.needed.notify_all()
                 self.changed.wait(1.0)
 
     def nudge(self, queue: Queue) -> bool:

@@ -11,12 +11,11 @@ from nestpipe.device.sim import module, tensor
 from nestpipe.device.sim.backward import run_backward_on_the_caller
 from nestpipe.device.sim.machine import MACHINE, Order
 from nestpipe.device.sim.memory import ALLOCATOR
-from nestpipe.device.sim.ops import factories
+from nestpipe.device.sim.ops import autocast, factories
 from nestpipe.device.sim.ops.dispatch import dispatch
 from nestpipe.device.sim.races import FINDINGS
 from nestpipe.device.sim.report import Report
 
-_AUTOCAST = "AutocastPrivateUse1"
 _libraries: list[torch.library.Library] = []
 """What they register lasts as long as they do."""
 
@@ -25,8 +24,9 @@ def enable() -> None:
     if _libraries:
         return
     _setup_privateuseone_for_python_backend("sim", backend_module=sys.modules[module.__name__])
-    _libraries.extend((torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL", _AUTOCAST)))
+    _libraries.extend((torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL", autocast.KEY)))
     factories.register(_libraries[0])
+    autocast.register(_libraries[0])
     _libraries[1].fallback(torch.library.fallthrough_kernel)
     tensor.dispatch = dispatch
     run_backward_on_the_caller()

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from nestpipe.device.sim.machine import MACHINE, Kernel
+from nestpipe.device.sim.ops.copies import copy
+from nestpipe.device.sim.ops.dispatch import dispatch
 from nestpipe.device.sim.ops.schemas import aten, facts_of
 from nestpipe.device.sim.ops.seeds import seeded
 from nestpipe.device.sim.races import note
@@ -61,8 +63,25 @@ def _filled(name: str) -> Callable[..., SimTensor]:
     return fill
 
 
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy(target, source, non_blocking)
+
+
+def _item(tensor: torch.Tensor) -> Any:
+    return dispatch(aten._local_scalar_dense.default, (tensor,), {})
+
+
+def _whole(name: str) -> Callable[..., Any]:
+    func = getattr(aten, name).default
+    return lambda *args, **kwargs: dispatch(func, args, kwargs)
+
+
 def register(library: torch.library.Library) -> None:
     library.impl("empty.memory_format", _empty, "PrivateUse1")
     library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")  # torch.tensor() keeps the two from our dispatch
+    library.impl("_local_scalar_dense", _item, "PrivateUse1")
+    for name in ("silu_backward", "mish_backward"):  # kernels on CPU and CUDA; for unknown devices torch takes them apart
+        library.impl(name, _whole(name), "PrivateUse1")
     for name in _FILLED:
         library.impl(name, _filled(name), "PrivateUse1")

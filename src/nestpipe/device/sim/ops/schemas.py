@@ -65,6 +65,10 @@ def facts_of(func: Any) -> Facts:
     return found
 
 
+def _has_kernel(func: Any, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
 def _read(func: Any) -> Facts:
     arguments = func._schema.arguments
     written = tuple((n, a.name) for n, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
@@ -82,6 +86,6 @@ def _read(func: Any) -> Facts:
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
         generator=any(a.name == "generator" for a in arguments),
         makes=any(a.name == "device" for a in arguments),
-        composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        composite=_has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "CPU"),
         reshapes=torch.Tag.inplace_view in func.tags or func in RESIZING,
     )
