@@ -23,7 +23,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 def _check_offsets(lengths: Tensor, offsets: Tensor) -> None:
     """Of those that a caller gave: kernels go by them, and would read past the end."""
-    if offsets.device.type != "cpu":
+    if not offsets.is_cpu:
         return
     if offsets.numel() != lengths.numel() + 1 or int(offsets[0]) != 0 or not torch.equal(offsets.diff(), lengths):
         raise ValueError(
@@ -153,7 +153,7 @@ class KeyedJaggedTensor:
         if self._values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"KeyedJaggedTensor values are ids and must be int64, not {self._values.dtype}")
         self._values = self._values.to(torch.int64)
-        if self._values.device.type == "cpu" and int(self._offsets[-1]) != self._values.numel():
+        if self._values.is_cpu and int(self._offsets[-1]) != self._values.numel():
             raise ValueError(
                 f"KeyedJaggedTensor lengths add up to {int(self._offsets[-1])}, "
                 f"but there are {self._values.numel()} values"
@@ -252,7 +252,7 @@ class KeyedJaggedTensor:
 
     def select(self, samples: Tensor) -> KeyedJaggedTensor:
         """The given samples (int64 numbers, in that order) of every feature."""
-        if self._values.device.type != "cpu":
+        if not self._values.is_cpu:
             raise ValueError("samples are selected on the host, before a batch is moved to a device")
         lengths, values, source = take_samples(
             self._values.numpy(), self._offsets.numpy(), samples.numpy(), len(self._keys)
@@ -300,7 +300,7 @@ class KeyedJaggedTensor:
         self, values: Tensor, lengths: Tensor, offsets: Tensor, weights: Tensor | None = None
     ) -> KeyedJaggedTensor:
         """The same, made of copies of its `tensors` on another device."""
-        host = self if self._values.device.type == "cpu" else self._host
+        host = self if self._values.is_cpu else self._host
         return KeyedJaggedTensor(
             self._keys,
             values,
@@ -308,7 +308,7 @@ class KeyedJaggedTensor:
             lengths=lengths,
             offsets=offsets,
             stride=self._stride,
-            host=host if values.device.type != "cpu" else None,
+            host=host if not values.is_cpu else None,
         )
 
     def __repr__(self) -> str:

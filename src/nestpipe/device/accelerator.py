@@ -178,6 +178,6 @@ class Accelerator:
         timeout = timedelta(seconds=seconds)
         if self.torch_device.type in BACKENDS:
             return dist.new_group(backend=BACKENDS[self.torch_device.type], timeout=timeout)
-        from nestpipe.device import sim
+        from nestpipe.device.sim import new_wire_group
 
-        return sim.new_wire_group(dist.new_group(backend="gloo", timeout=timeout))
+        return new_wire_group(dist.new_group(backend="gloo", timeout=timeout))

@@ -174,15 +174,11 @@ class Engine:
         done = self._done[action.name]
         try:
             for wait in action.waits:
-                waited = self._done.get(wait)
                 # What is not known any more was done and forgotten; a list that names a later action is caught by `check`.
-                if waited is not None:
-                    waited.wait()
+                self._wait_for(action, wait, self._done.get(wait))
             if action.within is not None:
                 parts = context.parts.get(action.within)
-                waited = parts[action.micro] if parts else self._done.get(action.within)
-                if waited is not None:
-                    waited.wait()
+                self._wait_for(action, action.within, parts[action.micro] if parts else self._done.get(action.within))
             if self._left_out(action):
                 self._not_done.add(action.name)
             elif self._ended_at is None or action.batch < self._ended_at:
@@ -202,6 +198,12 @@ class Engine:
         finally:
             done.set()
             self._release_parts(action, context)
+
+    @staticmethod
+    def _wait_for(action: Action, name: Name, done: OneShotEvent | None) -> None:
+        """`action` may begin once the action `name` is done, or the part of it that it needs."""
+        if done is not None:
+            done.wait()
 
     def _left_out(self, action: Action) -> bool:
         """After a failure nothing runs any more.  After one that all workers agree on, whatever does not come after it does run,

@@ -15,6 +15,9 @@ from nestpipe.device.sim.sites import Site
 class SimTensor(torch.Tensor):
     """`inner` holds the values once the stream has come so far; `block` is the memory that it lies in."""
 
+    is_plain = True
+    """Operations mean what they mean for any tensor of a device."""
+
     inner: torch.Tensor
     block: Block
     meta: torch.Tensor | None

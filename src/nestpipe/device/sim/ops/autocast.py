@@ -15,14 +15,64 @@ from nestpipe.device.sim.tensor import SimTensor
 
 KEY = "AutocastPrivateUse1"
 
-_LOWER = """addbmm addmm addmv addr baddbmm bmm einsum linear matmul mm mv prelu
-    scaled_dot_product_attention""".split()
-_FLOAT32 = """binary_cross_entropy_with_logits cdist cosine_embedding_loss cosine_similarity.default cumprod cumsum dist
-    erfinv exp expm1 group_norm huber_loss kl_div l1_loss layer_norm log log10 log1p log2 log_softmax.int logsumexp
-    mse_loss native_layer_norm nll_loss norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype pow.Scalar
-    pow.Tensor_Scalar pow.Tensor_Tensor prod reciprocal rsqrt smooth_l1_loss soft_margin_loss softmax.int softplus sum
-    sum.dim_IntList tan""".split()
-_WIDEST = """addcdiv addcmul atan2 cat cross dot index_put scatter_add stack tensordot""".split()
+_LOWER = [
+    "addbmm",
+    "addmm",
+    "addmv",
+    "addr",
+    "baddbmm",
+    "bmm",
+    "einsum",
+    "linear",
+    "matmul",
+    "mm",
+    "mv",
+    "prelu",
+    "scaled_dot_product_attention",
+]
+_FLOAT32 = [
+    "binary_cross_entropy_with_logits",
+    "cdist",
+    "cosine_embedding_loss",
+    "cosine_similarity.default",
+    "cumprod",
+    "cumsum",
+    "dist",
+    "erfinv",
+    "exp",
+    "expm1",
+    "group_norm",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "layer_norm",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_softmax.int",
+    "logsumexp",
+    "mse_loss",
+    "native_layer_norm",
+    "nll_loss",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "norm.ScalarOpt_dim_dtype",
+    "pow.Scalar",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "prod",
+    "reciprocal",
+    "rsqrt",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "softmax.int",
+    "softplus",
+    "sum",
+    "sum.dim_IntList",
+    "tan",
+]
+_WIDEST = ["addcdiv", "addcmul", "atan2", "cat", "cross", "dot", "index_put", "scatter_add", "stack", "tensordot"]
 
 
 def register(library: torch.library.Library) -> None:
