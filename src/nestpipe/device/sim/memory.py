@@ -51,6 +51,10 @@ class Memory:
         return all(queue.done >= at for queue, at in self.touched.items())
 
 
+Point = tuple[Queue, int, Clock]
+"""A place in a stream, and what comes before it."""
+
+
 class Block:
     """Memory in the hands of one or more tensors; goes back to its stream with the last of them."""
 
@@ -63,15 +67,21 @@ class Block:
         self.used_on: set[int] = set()
 
     def __del__(self) -> None:
-        ALLOCATOR.dropped.append((self.memory, self.owner, self.bytes, self.used_on))  # any thread, any time: no lock
+        """In any thread at any time, so without the lock: notes where the named streams are, and leaves the rest."""
+        points = []
+        for number in self.used_on:
+            queue = MACHINE.queues.get(number)
+            if queue is not None:
+                points.append((queue, queue.issued, {**queue.clock, number: queue.issued}))
+        ALLOCATOR.dropped.append((self.memory, self.owner, self.bytes, points))
 
 
 class Allocator:
     """Callers hold the machine's lock."""
 
     def __init__(self) -> None:
-        self.dropped: deque[tuple[Memory, Queue, int, set[int]]] = deque()
-        self._free: dict[tuple[int, int], list[tuple[Memory, list[tuple[Queue, int, Clock]]]]] = {}
+        self.dropped: deque[tuple[Memory, Queue, int, list[Point]]] = deque()
+        self._free: dict[tuple[int, int], list[tuple[Memory, list[Point]]]] = {}
         self.allocated = self.peak = self.reserved = 0
 
     def reset(self) -> None:
@@ -103,15 +113,11 @@ class Allocator:
     def take_back(self) -> None:
         """Sorts in what was dropped since."""
         while self.dropped:
-            memory, owner, nbytes, used_on = self.dropped.popleft()
+            memory, owner, nbytes, points = self.dropped.popleft()
             self.allocated -= nbytes
-            if MACHINE.queues.get(owner.number) is not owner:
+            if MACHINE.queues.get(owner.number) is not owner:  # of a stream from before the last reset
                 self.reserved -= memory.size
                 continue
-            points = []
-            for number in used_on:
-                queue = MACHINE.queue(number)
-                points.append((queue, queue.issued, {**MACHINE.clock_of(queue), number: queue.issued}))
             self._free.setdefault((owner.number, memory.size), []).append((memory, points))
 
     def _reuse(self, size: int, queue: Queue) -> Memory | None:
