@@ -144,9 +144,7 @@ CASES: dict[str, Callable[[str], list[torch.Tensor]]] = {
     ),
     "bce": lambda on: _grads(on, _loss, _floats(on, 9, 1)),
     "softmax": lambda on: _grads(on, lambda x: x.softmax(-1).log_softmax(0), _floats(on, 5, 5)),
-    "attention": lambda on: _grads(
-        on, lambda q: F.silu(torch.einsum("bid,bjd->bij", q, q)) @ q, _floats(on, 2, 5, 4)
-    ),
+    "attention": lambda on: _grads(on, lambda q: F.silu(torch.einsum("bid,bjd->bij", q, q)) @ q, _floats(on, 2, 5, 4)),
     "layer norm": lambda on: _grads(
         on, lambda x, w, b: F.layer_norm(x, (4,), w, b), _floats(on, 5, 4), _floats(on, 4), _floats(on, 4)
     ),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from workers import Died, run, run_once
 
 from nestpipe.comm.world import World
 from nestpipe.device import sim
+from workers import Died, run, run_once
 
 ORDERS = (("late", 0), ("random", 1), ("random", 2), ("eager", 0))
 

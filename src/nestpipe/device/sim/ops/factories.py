@@ -81,7 +81,10 @@ def register(library: torch.library.Library) -> None:
     library.impl("empty_strided", _empty_strided, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")  # torch.tensor() keeps the two from our dispatch
     library.impl("_local_scalar_dense", _item, "PrivateUse1")
-    for name in ("silu_backward", "mish_backward"):  # kernels on CPU and CUDA; for unknown devices torch takes them apart
+    for name in (
+        "silu_backward",
+        "mish_backward",
+    ):  # kernels on CPU and CUDA; for unknown devices torch takes them apart
         library.impl(name, _whole(name), "PrivateUse1")
     for name in _FILLED:
         library.impl(name, _filled(name), "PrivateUse1")
