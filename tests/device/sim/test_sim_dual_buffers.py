@@ -177,6 +177,7 @@ def _noticed(device: Any, without: str, order: str, seed: int) -> list[str]:
     return found + (["race"] if sim.report().races else [])
 
 
+@pytest.mark.slow
 def test_the_pipe_is_exact_in_every_order(device: Any) -> None:
     """Promise: with all guards every order gives the bits of the serial program, without a race; no sync but two a step."""
     for order, seed in (*ORDERS, ("eager", 0)):

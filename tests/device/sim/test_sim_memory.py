@@ -107,6 +107,24 @@ def test_races_name_both_places(device: Any) -> None:
     assert len(sim.report().races) == 4  # against both reads and the write of b, one line for each pair of places
 
 
+def test_columns_of_a_matrix_are_told_apart(device: Any) -> None:
+    """Promise: values and optimizer state side by side in one buffer do not race, unless columns overlap."""
+    a, b = device.Stream(), device.Stream()
+    rows = torch.zeros(10, 6, device="sim")
+    device.synchronize()
+    with device.stream(a):
+        rows[:, :4].add_(1)
+    with device.stream(b):
+        rows[2:7, 4:].add_(1)
+        assert sim.report().races == []
+        rows[2:, 3:5].sum()
+    assert len(sim.report().races) == 1
+    with device.stream(a):
+        rows[:, :4].zero_()  # does not stand for the whole buffer
+        rows.sum()
+    assert len(sim.report().races) == 3
+
+
 def test_order_through_the_host_counts(device: Any) -> None:
     """Promise: what the host has waited for is over for whatever it issues later; a query that says so counts, too."""
     a, b = device.Stream(), device.Stream()

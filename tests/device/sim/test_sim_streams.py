@@ -254,3 +254,30 @@ def test_random_orders_reach_far_between_streams(device: Any) -> None:
         done = [stream.queue.done for stream in (a, b)]
         ahead.add((done[0] > done[1] + 10, done[1] > done[0] + 10))
     assert ahead >= {(True, False), (False, True)}
+
+
+class _Doubled:
+    """As a Triton kernel: kernel[grid](*arguments)."""
+
+    __name__ = "doubled"
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def run(source: torch.Tensor, target: torch.Tensor, count: int, step: int = 1) -> None:
+            assert type(source) is torch.Tensor
+            for block in range(grid[0]):
+                target[block * step : min(count, (block + 1) * step)] = 2 * source[block * step : (block + 1) * step]
+
+        return run
+
+
+def test_kernels_are_queued(device: Any) -> None:
+    """Promise: a launched kernel runs in stream order on the memory behind its tensors, and its writes are looked at."""
+    source, target = torch.arange(6.0, device="sim"), torch.empty(6, device="sim")
+    sim.launch(_Doubled(), (3,), (source, target, 6), writes=(1,), step=2)
+    assert _nan(target.inner)
+    with device.stream(device.Stream()):
+        target.sum()
+    assert len(sim.report().races) == 1 and "doubled" in sim.report().races[0]
+    assert target.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    with pytest.raises(sim.DeviceMix, match="doubled"):
+        sim.launch(_Doubled(), (3,), (source, torch.ones(6), 6), writes=(1,))
