@@ -241,7 +241,7 @@ class SparseStages:
         """Memory for rows that are to be sent.  A single worker has nothing to send: they are gathered where they go."""
         if self.world.size == 1:
             return arriving
-        return device.empty((count, buffer.group.dim), buffer.group.dtype, "network")
+        return device.empty((count, buffer.group.dim), buffer.group.dtype)
 
     def grad(self, context: BatchContext, micro: int) -> None:
         """Sends the summed gradients of rows last used in `micro` from the requesters' windows to the owners."""
@@ -252,7 +252,7 @@ class SparseStages:
             part = memory.of(micro)
             start, stop = micro_run(window.last_ends, micro)
             first, end = micro_run(plan.grad_ends, micro)
-            arriving = self.device.empty((end - first, buffer.group.dim), buffer.group.dtype, "network", "update")
+            arriving = self.device.empty((end - first, buffer.group.dim), buffer.group.dtype, "update")
             leaving = self._leaving(arriving, stop - start, buffer, self.device)
             order = lists.last_order[start:stop]
             with disjoint(WINDOW_GRADS):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from nestpipe.device import sim
 
@@ -128,6 +129,38 @@ def _reduced(on: str) -> list[torch.Tensor]:
     return [x.sum(), x.mean(1), x.logsumexp(1), x.square().sum(0), x.amax(0), x.norm(), x.var(1), *norms, x.any()]
 
 
+class _Rows(torch.autograd.Function):
+    """Adds rows into a tensor that is written in place; the gradient of the rows is gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, into: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.mark_dirty(into)
+        return into.index_add_(0, index, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        return grad, None, grad.index_select(0, index)
+
+
+def _recorded(on: str) -> list[torch.Tensor]:
+    """Hooks, in-place writes to views, functions of one's own, recomputation, gradients of gradients."""
+    seen: list[torch.Tensor] = []
+    w = _floats(on, 4, 4).requires_grad_()
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    y = w * 2
+    y.register_hook(lambda grad: grad * 0.5)
+    y[1:3] = w[:2].exp()
+    y = _Rows.apply(y.clone(), _ints(on, 4, 6), torch.cat([w, w[:2]]))
+    y = checkpoint(lambda x: F.dropout(x @ w, 0.0).tanh(), y, use_reentrant=False)
+    y.sum().backward()
+    (first,) = torch.autograd.grad((w**3).sum(), w, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), w)
+    flat = torch._utils._flatten_dense_tensors([w.detach(), first.detach()])
+    return [*seen, w.grad, second, flat, nn.utils.parameters_to_vector([w])]
+
+
 CASES: dict[str, Callable[[str], list[torch.Tensor]]] = {
     "in place": _in_place,
     "made": _made,
@@ -135,6 +168,7 @@ CASES: dict[str, Callable[[str], list[torch.Tensor]]] = {
     "shaped": _shaped,
     "counted": _counted,
     "reduced": _reduced,
+    "recorded": _recorded,
     "embedding": lambda on: _grads(on, lambda w: F.embedding(_ints(on, 9, 4, 3), w), _floats(on, 9, 5)),
     "indexing": lambda on: _grads(on, lambda w: w[_ints(on, 9, 12)], _floats(on, 9, 5)),
     "segments": lambda on: _grads(

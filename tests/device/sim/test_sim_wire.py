@@ -148,7 +148,7 @@ def _aborted(world: World) -> tuple[bool, str, str, float]:
     group = _group()
     sim.configure()
     if world.rank == 1:
-        time.sleep(1.0)
+        dist.barrier()
         return False, "", "", 0.0
     x = torch.ones(2, device="sim")
     work = dist.all_reduce(x, group=group, async_op=True)
@@ -180,6 +180,7 @@ def _aborted(world: World) -> tuple[bool, str, str, float]:
         untouched = torch.get_device_module("sim").Stream()
     with torch.get_device_module("sim").stream(untouched):
         assert torch.ones(3, device="sim").sum().item() == 3  # other streams go on
+    dist.barrier()
     return any(polled), told[0], told[1], seconds
 
 
@@ -218,6 +219,21 @@ def test_a_killed_peer_is_a_fault_of_the_work() -> None:
     assert isinstance(died, Died)
     completed, error, fault = left
     assert completed and error and "all_reduce" in fault
+
+
+def _left(world: World) -> float:
+    group = _group()
+    sim.configure()
+    x = torch.ones(2, device="sim")
+    dist.all_reduce(x, group=group)
+    total = x.sum().item()
+    world.leave()
+    return total
+
+
+def test_workers_can_leave() -> None:
+    """Promise: ending torch.distributed ends device groups as well."""
+    assert run_once(2, _left, timeout=20.0) == [4.0, 4.0]
 
 
 def test_the_wire_needs_no_wait_by_the_host(device: Any) -> None:

@@ -13,13 +13,15 @@ every wait of the host is counted by place.  Importing this costs nothing; `enab
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nestpipe.device.sim.disjoint import disjoint
 from nestpipe.device.sim.faults import DeviceFault, DeviceMix
 from nestpipe.device.sim.report import Report
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from torch.distributed import ProcessGroup
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "configure",
     "disjoint",
     "enable",
+    "launch",
     "new_wire_group",
     "report",
     "reset_counts",
@@ -83,3 +86,13 @@ def new_wire_group(gloo_group: ProcessGroup | None) -> ProcessGroup:
     from nestpipe.device.sim import wire
 
     return wire.new_wire_group(gloo_group)
+
+
+def launch(kernel: Any, grid: Any, args: Sequence[Any], writes: Collection[int], **options: Any) -> None:
+    """Queues kernel[grid](*args, **options), an interpreted Triton kernel, on the current stream.
+
+    `writes` has the places of the arguments that the kernel writes.
+    """
+    from nestpipe.device.sim import kernels
+
+    kernels.launch(kernel, grid, args, writes, options)

@@ -9,12 +9,13 @@ reached.  Bytes are counted as CUDA does, in multiples of 512, from taking to dr
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
 from nestpipe.device.sim.machine import MACHINE, Clock, Kernel, Queue, merge
 from nestpipe.device.sim.poison import poison_bytes
-from nestpipe.device.sim.races import Access, note
+from nestpipe.device.sim.races import Access, Use, note
 from nestpipe.device.sim.sites import Site
 
 _LEAST = 512
@@ -51,6 +52,10 @@ class Memory:
         return all(queue.done >= at for queue, at in self.touched.items())
 
 
+Point = tuple[Queue, int, Clock]
+"""A place in a stream, and what comes before it."""
+
+
 class Block:
     """Memory in the hands of one or more tensors; goes back to its stream with the last of them."""
 
@@ -63,15 +68,21 @@ class Block:
         self.used_on: set[int] = set()
 
     def __del__(self) -> None:
-        ALLOCATOR.dropped.append((self.memory, self.owner, self.bytes, self.used_on))  # any thread, any time: no lock
+        """In any thread at any time, so without the lock: notes where the named streams are, and leaves the rest."""
+        points = []
+        for number in self.used_on:
+            queue = MACHINE.queues.get(number)
+            if queue is not None:
+                points.append((queue, queue.issued, {**queue.clock, number: queue.issued}))
+        ALLOCATOR.dropped.append((self.memory, self.owner, self.bytes, points))
 
 
 class Allocator:
     """Callers hold the machine's lock."""
 
     def __init__(self) -> None:
-        self.dropped: deque[tuple[Memory, Queue, int, set[int]]] = deque()
-        self._free: dict[tuple[int, int], list[tuple[Memory, list[tuple[Queue, int, Clock]]]]] = {}
+        self.dropped: deque[tuple[Memory, Queue, int, list[Point]]] = deque()
+        self._free: dict[tuple[int, int], list[tuple[Memory, list[Point]]]] = {}
         self.allocated = self.peak = self.reserved = 0
 
     def reset(self) -> None:
@@ -93,7 +104,7 @@ class Allocator:
             poison_bytes(_raw(memory))
         else:
             raw = _raw(memory)
-            note(queue, f"taking memory for {name}", site, [(memory, memory.start, memory.start + size, True)])
+            note(queue, f"taking memory for {name}", site, [Use(memory, memory.start, memory.start + size, True)])
             MACHINE.put(queue, Kernel("poison", site, lambda: poison_bytes(raw)))
         counted = -(-nbytes // 512) * 512
         self.allocated += counted
@@ -103,15 +114,11 @@ class Allocator:
     def take_back(self) -> None:
         """Sorts in what was dropped since."""
         while self.dropped:
-            memory, owner, nbytes, used_on = self.dropped.popleft()
+            memory, owner, nbytes, points = self.dropped.popleft()
             self.allocated -= nbytes
-            if MACHINE.queues.get(owner.number) is not owner:
+            if MACHINE.queues.get(owner.number) is not owner:  # of a stream from before the last reset
                 self.reserved -= memory.size
                 continue
-            points = []
-            for number in used_on:
-                queue = MACHINE.queue(number)
-                points.append((queue, queue.issued, {**MACHINE.clock_of(queue), number: queue.issued}))
             self._free.setdefault((owner.number, memory.size), []).append((memory, points))
 
     def _reuse(self, size: int, queue: Queue) -> Memory | None:
@@ -141,15 +148,30 @@ def _raw(memory: Memory) -> torch.Tensor:
 
 def strided(block: Block, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The host tensor behind a new device tensor."""
-    with torch.inference_mode(False):
-        return _raw(block.memory).view(dtype).as_strided(shape, stride)
+    raw = _raw(block.memory)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return raw.view(dtype).as_strided(shape, stride)
+    return raw.view(dtype).as_strided(shape, stride)
 
 
-def span_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+def span_of(shape: Sequence[int], stride: Sequence[int]) -> int:
     """How many elements lie between the first and the last one of a view, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(shape, stride))
+    last = 0
+    for count, step in zip(shape, stride):
+        if count == 0:
+            return 0
+        last += (count - 1) * step
+    return last + 1
+
+
+def use_of(tensor: torch.Tensor, memory: Memory, writes: bool) -> Use:
+    """The bytes of a host tensor in `memory`."""
+    shape, stride, item, start = tensor.shape, tensor.stride(), tensor.element_size(), tensor.data_ptr()
+    high = start + span_of(shape, stride) * item
+    if len(shape) == 2 and stride[1] == 1 and stride[0] > shape[1] and shape[0] > 1:
+        return Use(memory, start, high, writes, stride[0] * item, shape[1] * item)
+    return Use(memory, start, high, writes)
 
 
 ALLOCATOR = Allocator()

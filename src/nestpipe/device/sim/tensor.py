@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from nestpipe.device.sim.machine import MACHINE, Queue
-from nestpipe.device.sim.memory import ALLOCATOR, Block, Memory, span_of, strided
+from nestpipe.device.sim.machine import Queue
+from nestpipe.device.sim.memory import ALLOCATOR, Block, span_of, strided, use_of
+from nestpipe.device.sim.races import Use
 from nestpipe.device.sim.sites import Site
 
 
@@ -52,12 +53,9 @@ class SimTensor(torch.Tensor):
             self.meta = torch.empty_strided(inner.shape, inner.stride(), dtype=inner.dtype, device="meta")
         return self.meta
 
-    def use(self, writes: bool) -> tuple[Memory, int, int, bool]:
-        """The byte range, as the race detector takes it."""
-        inner = self.inner
-        start = inner.data_ptr()
-        width = span_of(inner.shape, inner.stride()) * inner.element_size()
-        return self.block.memory, start, start + width, writes
+    def use(self, writes: bool) -> Use:
+        """The bytes, as the race detector takes them."""
+        return use_of(self.inner, self.block.memory, writes)
 
     # What torch.Tensor does in C++ with memory or metadata that a wrapper does not have.
 
@@ -141,5 +139,3 @@ def _not_enabled(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 dispatch: Callable[[Any, Sequence[Any], dict[str, Any]], Any] = _not_enabled
 """What an operation does; `enable` sets it."""
-
-__all__ = ["MACHINE", "SimTensor", "new_tensor"]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.device.sim.faults import DeviceMix
-from nestpipe.device.sim.machine import MACHINE, Kernel, Transfer
+from nestpipe.device.sim.machine import MACHINE, Kernel, Transfer, Wait
 from nestpipe.device.sim.poison import poison_values
 from nestpipe.device.sim.races import note
 from nestpipe.device.sim.sites import site
@@ -143,7 +143,7 @@ class Wire(dist.ProcessGroup):
             only_written = [t.inner for t in writes if not any(t is other for other in reads)]
             if only_written:
                 note(queue, name, place, [t.use(True) for t in writes])
-                MACHINE.put(queue, Kernel(name, place, lambda: [poison_values(t) for t in only_written]))
+                MACHINE.put(queue, Kernel(name, place, lambda: _poison(only_written)))
             note(queue, name, place, [t.use(False) for t in reads] + [t.use(True) for t in writes])
             transfer = Transfer(name, place, lambda: _finish(work, outputs))
             at = queue.issued
@@ -157,15 +157,15 @@ class Wire(dist.ProcessGroup):
             if self._broken is not None:
                 self._settle(transfer, work, self._broken)
             else:
-                self._jobs.put(lambda: self._carry(transfer, work, at, inputs, carry))
+                self._jobs.put(lambda: self._carry(transfer, work, Wait(queue, at), inputs, carry))
         return work
 
-    def _carry(self, transfer: Transfer, work: WireWork, at: int, inputs: list[torch.Tensor], carry: Carry) -> None:
+    def _carry(self, transfer: Transfer, work: WireWork, turn: Wait, inputs: list[torch.Tensor], carry: Carry) -> None:
         """On the group's thread: waits for the stream, lets the bytes travel, notes what arrived."""
         error: BaseException | None = None
         try:
             with MACHINE.lock:
-                queue = self._stream.queue
+                queue, at = turn.queue, turn.at
                 if MACHINE.order == "late":
                     MACHINE.needed.wait_for(lambda: queue.done >= at or transfer.settled, PATIENCE)
                 MACHINE.advance(queue, at)
@@ -199,6 +199,11 @@ def _finish(work: WireWork, outputs: list[torch.Tensor]) -> None:
         raise work.error
     for output, value in zip(outputs, work.arrived):
         output.copy_(value)
+
+
+def _poison(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        poison_values(tensor)
 
 
 def _kept(sent: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -15,64 +15,19 @@ from nestpipe.device.sim.tensor import SimTensor
 
 KEY = "AutocastPrivateUse1"
 
-_LOWER = [
-    "addbmm",
-    "addmm",
-    "addmv",
-    "addr",
-    "baddbmm",
-    "bmm",
-    "einsum",
-    "linear",
-    "matmul",
-    "mm",
-    "mv",
-    "prelu",
-    "scaled_dot_product_attention",
-]
-_FLOAT32 = [
-    "binary_cross_entropy_with_logits",
-    "cdist",
-    "cosine_embedding_loss",
-    "cosine_similarity.default",
-    "cumprod",
-    "cumsum",
-    "dist",
-    "erfinv",
-    "exp",
-    "expm1",
-    "group_norm",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "layer_norm",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_softmax.int",
-    "logsumexp",
-    "mse_loss",
-    "native_layer_norm",
-    "nll_loss",
-    "norm.Scalar",
-    "norm.ScalarOpt_dim",
-    "norm.ScalarOpt_dim_dtype",
-    "pow.Scalar",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "prod",
-    "reciprocal",
-    "rsqrt",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "softmax.int",
-    "softplus",
-    "sum",
-    "sum.dim_IntList",
-    "tan",
-]
-_WIDEST = ["addcdiv", "addcmul", "atan2", "cat", "cross", "dot", "index_put", "scatter_add", "stack", "tensordot"]
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+_LOWER = _names("addbmm addmm addmv addr baddbmm bmm einsum linear matmul mm mv prelu scaled_dot_product_attention")
+_FLOAT32 = _names("""
+    binary_cross_entropy_with_logits cdist cosine_embedding_loss cosine_similarity cumprod cumsum dist erfinv exp expm1
+    group_norm huber_loss kl_div l1_loss layer_norm log log10 log1p log2 log_softmax.int logsumexp mse_loss
+    native_layer_norm nll_loss norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype pow.Scalar pow.Tensor_Scalar
+    pow.Tensor_Tensor prod reciprocal rsqrt smooth_l1_loss soft_margin_loss softmax.int softplus sum sum.dim_IntList tan
+""")
+_WIDEST = _names("addcdiv addcmul atan2 cat cross dot index_put scatter_add stack tensordot")
 
 
 def register(library: torch.library.Library) -> None:
@@ -80,7 +35,7 @@ def register(library: torch.library.Library) -> None:
         for name in names:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(aten, packet), overload or "default")
-            library.impl(name.removesuffix(".default"), _casting(func, cast), KEY)
+            library.impl(name, _casting(func, cast), KEY)
 
 
 def _casting(func: Any, cast: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nestpipe.device.sim.machine import MACHINE, Kernel
-from nestpipe.device.sim.memory import Memory, span_of
+from nestpipe.device.sim.memory import Memory, span_of, use_of
 from nestpipe.device.sim.pinned import pinned_empty, pinned_range
 from nestpipe.device.sim.poison import poison_values
 from nestpipe.device.sim.races import note
@@ -44,9 +44,7 @@ def _issue(name: str, target: torch.Tensor, source: torch.Tensor, pinned: Memory
     uses = [t.use(t is target) for t in (target, source) if isinstance(t, SimTensor)]
     if pinned is not None:
         host = target if not isinstance(target, SimTensor) else source
-        start = host.data_ptr()
-        width = span_of(tuple(host.shape), host.stride()) * host.element_size()
-        uses.append((pinned, start, start + width, host is target))
+        uses.append(use_of(host, pinned, host is target))
     to = target.inner if isinstance(target, SimTensor) else target.detach()
     values = source.inner if isinstance(source, SimTensor) else source.detach()
     note(queue, name, place, uses)

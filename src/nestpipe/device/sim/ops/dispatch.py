@@ -94,8 +94,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _view(call: Call) -> Any:
     block = call.tensors[0].block
-    with torch.inference_mode(False):
-        result = call.func(*call.inner_args, **call.inner_kwargs)
+    result = call.func(*call.inner_args, **call.inner_kwargs)
     if isinstance(result, torch.Tensor):
         return SimTensor(result, block)
     return [SimTensor(part, block) for part in result]

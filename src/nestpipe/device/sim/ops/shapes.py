@@ -1,11 +1,13 @@
 """What shapes an operation will give, before it runs: torch's own rules on tensors without memory, remembered.
 
-Those rules are slow where torch has them in Python, up to a millisecond.  So an answer is kept by the shapes and numbers
-that it came from.  For pointwise operations on contiguous tensors the type alone is kept: their shape is plain.
+Those rules are slow where torch has them in Python: up to a millisecond, and a second to load.  So an answer is kept by
+the shapes and numbers that it came from.  For pointwise operations on contiguous tensors the type alone is kept: their
+shape is plain.  Operations that often see new shapes have a rule here.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -32,7 +34,35 @@ def _repeat_interleave(repeats: torch.Tensor, *, output_size: int) -> torch.Tens
     return repeats.new_empty((output_size,))
 
 
+def _cat(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    parts = [t for t in tensors if t.shape != (0,)] or tensors[:1]  # torch skips empty vectors
+    shapes = [list(t.shape) for t in parts]
+    length = sum(shape.pop(dim) for shape in shapes)
+    if any(shape != shapes[0] for shape in shapes):
+        raise RuntimeError(f"cat along {dim} got shapes {[list(t.shape) for t in parts]}: the rest must be equal")
+    shape = [*shapes[0]]
+    shape.insert(dim % (len(shape) + 1), length)
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _layer_norm(values: torch.Tensor, normalized: list[int], weight: Any, bias: Any, eps: float) -> Any:
+    outer = values.dim() - len(normalized)
+    stats = values.new_empty((*values.shape[:outer], *(1 for _ in normalized)))
+    return values.new_empty(values.shape), stats, torch.empty_like(stats)
+
+
+def _layer_norm_backward(
+    grad: Any, values: torch.Tensor, normalized: Any, mean: Any, rstd: Any, weight: Any, bias: Any, wanted: list[bool]
+) -> Any:
+    likes = (values, weight, bias)
+    return tuple(like.new_empty(like.shape) if want and like is not None else None for like, want in zip(likes, wanted))
+
+
 _RULES = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.cat.default: _cat,
     aten.segment_reduce.default: _segment_reduce,
     aten._segment_reduce_backward.default: _segment_reduce_backward,
     aten.repeat_interleave.Tensor: _repeat_interleave,
@@ -70,13 +100,15 @@ def _pointwise(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     key = (func, *map(_kind, args), *((name, _kind(value)) for name, value in kwargs.items()))
     dtype = _types.get(key)
     if dtype is None:
-        result = _exact(func, args, kwargs)
-        if isinstance(result, torch.Tensor):
-            _types[key] = result.dtype
-        return result
+        dtype = _types[key] = func(*map(_tiny, args), **{name: _tiny(value) for name, value in kwargs.items()}).dtype
     shapes = {t.shape for t in tensors}
     shape = shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes, *(t.shape for t in tensors))
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _tiny(value: Any) -> Any:
+    """A host tensor of one element in place of a tensor: torch's rules in Python take seconds to load."""
+    return torch.ones((1,) * min(value.dim(), 1), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _signature(value: Any) -> Hashable:
