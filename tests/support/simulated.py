@@ -27,16 +27,19 @@ def dlrm(pooling: str = "sum", dtype: str = "float32") -> nn.Module:
     return model.double() if dtype == "float64" else model
 
 
-def clicks(steps: int, rank: int = 0, samples: int = 7, ids: int = 12) -> Iterator[Batch]:
+def clicks(
+    steps: int, rank: int = 0, samples: int = 7, ids: int = 12, dtype: torch.dtype = torch.float32
+) -> Iterator[Batch]:
     """Keys of one batch in two, of all batches, and of one batch alone."""
     rng = np.random.default_rng(100 + rank)
     for step in range(steps):
         lengths = rng.integers(0, 3, 2 * samples)
         keys = rng.integers(0, ids, lengths.sum())
         keys = np.where(rng.random(len(keys)) < 0.3, 1000 * (step % 2) + keys, keys)
+        dense = torch.from_numpy(rng.random((samples, 3), np.float32)).to(dtype)
         yield Batch(
             KeyedJaggedTensor(["a", "b"], torch.from_numpy(keys), lengths=torch.from_numpy(lengths)),
-            torch.from_numpy(rng.random((samples, 3), np.float32)),
+            dense,
             torch.from_numpy(rng.integers(0, 2, samples).astype(np.float32)),
         )
 
@@ -68,17 +71,19 @@ class Trained:
     """What a run left, on the host."""
 
     losses: list[float]
+    norms: list[float]
     rows: dict[str, np.ndarray]
     dense: list[np.ndarray]
     figures: dict[str, Any]
 
     def same(self, other: Trained) -> bool:
         """Bit for bit."""
-        return (
-            self.losses == other.losses
-            and all(np.array_equal(self.rows[name], other.rows[name]) for name in self.rows)
-            and all(np.array_equal(a, b) for a, b in zip(self.dense, other.dense))
-        )
+        return self.bits() == other.bits()
+
+    def bits(self) -> list[Any]:
+        """All of it, to be compared with =="""
+        arrays = [*(self.rows[name] for name in sorted(self.rows)), *self.dense]
+        return [self.losses, self.norms, [array.tobytes() for array in arrays]]
 
     def distance(self, other: Trained) -> float:
         """The largest difference between two numbers of rows or dense parameters."""
@@ -107,15 +112,18 @@ def train(
     )
     try:
         change(pipeline)
-        data, losses = batches(steps, world.rank), []
+        if device == "sim":
+            sim.reset_counts()
+        data, losses, norms = batches(steps, world.rank), [], []
         while step := pipeline.progress(data):
             losses.append(step.loss)
+            norms.append(step.grad_norm)
         pipeline.settle()
         keys = np.concatenate([np.arange(20), 1000 + np.arange(20)])
         tables = [table.name for group in pipeline.sparse.groups for table in group.tables]
         rows = {name: pipeline.rows(name, keys).numpy().copy() for name in tables}
         dense = [parameter.detach().cpu().numpy().copy() for parameter in made.parameters()]
-        return Trained(losses, rows, dense, pipeline.figures())
+        return Trained(losses, norms, rows, dense, pipeline.figures())
     finally:
         pipeline.close()
 

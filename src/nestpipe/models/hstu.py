@@ -19,6 +19,7 @@ from nestpipe.data.jagged import JaggedTensor
 from nestpipe.nn.collections import EmbeddingCollection
 from nestpipe.nn.deferred import DeferredLinear
 from nestpipe.ops.attention import gated_attention
+from nestpipe.ops.lookup import lookup
 from nestpipe.ops.relative_bias import TIME_BUCKETS, time_buckets
 from nestpipe.ops.sampled_softmax import SHORTEST, sampled_softmax_loss
 from nestpipe.tables.config import TableDefaults
@@ -103,7 +104,7 @@ class HSTU(nn.Module):
         found = self.sparse.unique_rows(features)
         history, rows = found["history"], found["history"].rows
         known = history.feature.lengths_on_host()
-        jagged = JaggedTensor(functional.embedding(history.index, rows), lengths=history.lengths, host_lengths=known)
+        jagged = JaggedTensor(lookup(rows, history.index), lengths=history.lengths, host_lengths=known)
         queries = self.encode(jagged, features["time"])
         last = functional.normalize(queries.detach()[jagged.offsets()[1:] - 1], dim=1, eps=SHORTEST)
         if not self.training:
@@ -133,7 +134,7 @@ class HSTU(nn.Module):
                 "HSTU needs the times of a history and of the item after it: 'time' must have one entry more than 'history'"
             )
         _, place = history.places()
-        x = history.values() * self.config.dim**0.5 + functional.embedding(place, self.places)
+        x = history.values() * self.config.dim**0.5 + lookup(self.places, place)
         x = functional.dropout(x, self.config.dropout, self.training)
         bucket = time_buckets(time, longest)
         for block in self.blocks:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nestpipe.data.jagged import JaggedTensor
+from nestpipe.ops.lookup import lookup
 
 TIME_BUCKETS = 128
 _LOG_STEP = 0.301
@@ -28,7 +29,7 @@ def relative_bias(by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Te
     steps = torch.arange(n, device=bucket.device)
     distance = (steps[None, :] - steps[:, None] + (places - 1) // 2).clamp(0, places - 1)
     seen = (steps[None, :] <= steps[:, None])[None] & (steps[None, :, None] < lengths[:, None, None])
-    return (by_place[distance] + by_time[bucket.long()]) * seen
+    return (lookup(by_place, distance) + lookup(by_time, bucket.long())) * seen
 
 
 def time_buckets(time: JaggedTensor, longest: int) -> Tensor:
