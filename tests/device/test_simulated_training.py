@@ -170,10 +170,11 @@ def test_the_buffer_limit_is_the_devices() -> None:
         train(schedule="serial", buffer_limit=100)
 
 
-def test_device_memory_is_told() -> None:
+def test_memory_and_host_waits_are_told() -> None:
     in_order("late")
-    told = train(schedule="nested", micro_batches=2).figures["device_bytes"]
-    assert 0 < told["now"] <= told["peak"]
+    told = train(schedule="nested", micro_batches=2).figures["device"]
+    assert told["name"] == "sim:0" and 0 < told["bytes"]["now"] <= told["bytes"]["peak"]
+    assert {stage: wait["count"] for stage, wait in told["host_waits"].items()} == {"agree": 6, "writeback": 6}
 
 
 def test_a_bad_batch_is_refused_and_training_goes_on() -> None:
