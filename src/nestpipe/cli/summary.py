@@ -21,10 +21,10 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
     )
     console.print(_stages(summary), soft_wrap=False)
     if "device" in summary:
-        memory = summary["device"]["bytes"]
+        memory = {when: f"{count / 2**20:,.1f} MB" for when, count in summary["device"]["bytes"].items()}
+        console.print(waits_in_words(summary["device"], summary["steps"], summary["step_ms"]))
         console.print(
-            f"{waits_in_words(summary['device'], summary['steps'], summary['step_ms'])}; device memory {memory['now'] / 2**20:,.1f} MB, "
-            f"at its peak {memory['peak'] / 2**20:,.1f} MB; times above are those at which the host issued work"
+            f"device memory {memory['now']}, at its peak {memory['peak']}; the times above are those at which the host issued work"
         )
     if summary["windows_by_micro"]:
         console.print(

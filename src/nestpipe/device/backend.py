@@ -86,7 +86,7 @@ class Device(Protocol):
         """Numbers that were computed here.  On a device the host waits for them, once for all of them."""
 
     def figures(self) -> dict[str, Any]:
-        """Of a device: its name, bytes now and at their peak, and how often the host waited for it, by stage; empty on the host."""
+        """Of a device: its name, bytes now and at their peak, and the waits of the host for it by stage.  Empty on the host."""
 
     # Wire
 
