@@ -24,7 +24,7 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
         memory = {when: f"{count / 2**20:,.1f} MB" for when, count in summary["device"]["bytes"].items()}
         console.print(waits_in_words(summary["device"], summary["steps"], summary["step_ms"]))
         console.print(
-            f"device memory {memory['now']}, at its peak {memory['peak']}; the times above are those at which the host issued work"
+            f"device memory {memory['now']}, at its peak {memory['peak']}; times above are those at which the host issued work"
         )
     if summary["windows_by_micro"]:
         console.print(
