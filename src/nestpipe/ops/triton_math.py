@@ -56,6 +56,5 @@ def root(x):  # type: ignore[no-untyped-def]
 def tree_sum(x, ROWS: tl.constexpr, LEVELS: tl.constexpr):  # type: ignore[no-untyped-def]
     """[ROWS]: the sums of the rows of x [ROWS, 2 ** LEVELS], neighbours first."""
     for level in tl.static_range(LEVELS):
-        even, odd = tl.split(tl.reshape(x, (ROWS, 2 ** (LEVELS - level - 1), 2)))
-        x = even + odd
+        x = tl.sum(tl.reshape(x, (ROWS, 2 ** (LEVELS - level - 1), 2)), 2)
     return tl.reshape(x, (ROWS,))
