@@ -21,15 +21,15 @@ from torch.nn import functional
 
 from nestpipe.ops.triton_math import TILE, divide, root, tile_of, tree_sum, wide_type
 
+# Sizes and warps with which no kernel over pairs of places spills registers, on any device that we compile for.  A float32
+# product without tensor cores needs many.
 _BLOCK = 32
-"""Places of a tile.  Larger tiles do not fit into registers: a float32 product without tensor cores needs many."""
+"""Places of a program; half as many of heads wider than _WIDE_HEAD."""
+_WIDE_HEAD = 64
 _STEP = 16
 """Places that a block is multiplied with at a time."""
 _CHUNK = 16
-"""Columns of a product that is made of pairs of places: the least that a product may have."""
-_OPTIONS = {"num_warps": 2, "num_stages": 1, "enable_fp_fusion": True}
-"""Of the kernels over pairs of places.  With more stages they spill registers; with 4 warps ptxas spills some in order to
-run more programs at once."""
+"""Columns of queries, keys and values that go into a product at a time: the least that a product may have."""
 _EPS: tl.constexpr = tl.constexpr(1e-6)
 
 
@@ -65,7 +65,7 @@ class GatedAttention(torch.autograd.Function):
         heads: int,
         scale: float,
     ) -> Tensor:
-        mixed, bucket = mixed.contiguous(), bucket.contiguous()
+        mixed, by_place, by_time, bucket = (given.contiguous() for given in (mixed, by_place, by_time, bucket))
         offsets = functional.pad(torch.cumsum(lengths, 0), (1, 0))
         attended = mixed.new_empty(mixed.shape[0], mixed.shape[1] // 4)
         out = torch.empty_like(attended)
@@ -73,7 +73,7 @@ class GatedAttention(torch.autograd.Function):
         ctx.save_for_backward(mixed, by_place, by_time, bucket, offsets, attended)
         if out.numel():
             pairs = _Pairs(mixed, by_place, by_time, bucket, offsets, heads, scale)
-            _attend[pairs.blocks, pairs.samples * heads](*pairs.given, attended, *pairs.meta, **_OPTIONS)
+            _attend[pairs.blocks, pairs.samples * heads](*pairs.given, attended, *pairs.meta, **pairs.options)
             rows, columns = _tokens(out)
             _gate[(triton.cdiv(out.shape[0], rows),)](
                 attended, mixed, out, *out.shape, rows, columns, enable_fp_fusion=True
@@ -97,7 +97,7 @@ class GatedAttention(torch.autograd.Function):
         )
         grid = pairs.blocks, pairs.samples * ctx.heads
         for kernel in (_queries_backward, _keys_backward, _values_backward):
-            kernel[grid](*pairs.given, by_attended, passed, *pairs.meta, **_OPTIONS)
+            kernel[grid](*pairs.given, by_attended, passed, *pairs.meta, **pairs.options)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             _bias_gradients(pairs, by_attended, place_grad, time_grad)
         return passed, place_grad, time_grad, None, None, None, None
@@ -118,11 +118,14 @@ class _Pairs:
     ) -> None:
         self.samples, n = bucket.shape[:2]
         width = mixed.shape[1] // (4 * heads)
-        self.blocks = triton.cdiv(n, _BLOCK)
+        d = max(_CHUNK, triton.next_power_of_2(width))
+        self.block = _BLOCK if d <= _WIDE_HEAD else _BLOCK // 2
+        self.blocks = triton.cdiv(n, self.block)
         self.centre = (by_place.numel() - 1) // 2
         self.wide = wide_type(mixed)
         self.given = mixed, by_place, by_time, bucket, offsets, n, self.centre
-        self.meta = scale, heads, width, max(_CHUNK, triton.next_power_of_2(width)), _BLOCK, _STEP, _CHUNK
+        self.meta = scale, heads, width, d, self.block, min(_STEP, self.block), _CHUNK
+        self.options = {"num_warps": 2 if d <= _WIDE_HEAD else 4, "num_stages": 1, "enable_fp_fusion": True}
 
 
 def _tokens(inner: Tensor) -> tuple[int, int]:
@@ -135,14 +138,12 @@ def _bias_gradients(pairs: _Pairs, by_attended: Tensor, place_grad: Tensor, time
     """Fills the gradients of both biases."""
     programs, buckets = pairs.samples * pairs.blocks, time_grad.numel()
     dtype = torch.float32 if pairs.wide == tl.float32 else torch.float64
-    by_distance = by_attended.new_zeros(programs, pairs.blocks * _BLOCK, dtype=dtype)
+    by_distance = by_attended.new_zeros(programs, pairs.blocks * pairs.block, dtype=dtype)
     by_bucket = by_attended.new_zeros(programs, buckets, dtype=dtype)
     _biases_backward[pairs.blocks, pairs.samples](
         *(*pairs.given, by_attended, by_distance, by_bucket, buckets, *pairs.meta),
         *(pairs.wide, triton.next_power_of_2(buckets)),
-        num_warps=4,
-        num_stages=1,
-        enable_fp_fusion=True,
+        **pairs.options | {"num_warps": 8},
     )
     n = min(pairs.centre + 1, by_distance.shape[1])
     for parts, out, count, first, step in (

@@ -172,27 +172,18 @@ def _pool(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _factor(  # type: ignore[no-untyped-def]
-    id,
-    bag,
-    lookup,
-    there,
-    weights,
-    starts,
-    means,
-    WIDE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    AVERAGED: tl.constexpr,
-    WIDTH: tl.constexpr,
+    id, bag, lookup, there, weights, starts, means, WIDE: tl.constexpr, WEIGHTED: tl.constexpr, AVERAGED: tl.constexpr
 ):
-    """[WIDTH]: what an id's row is multiplied with in its bag.  (Not a scalar: triton-ascend cannot divide scalars.)"""
-    factor = tl.full((WIDTH,), 1.0, WIDE)
+    """What an id's row is multiplied with in its bag."""
+    factor = tl.full((), 1.0, WIDE)
     if WEIGHTED:
-        factor = tl.full((WIDTH,), tl.load(weights + id, mask=there, other=0.0), WIDE)
+        factor = tl.load(weights + id, mask=there, other=0.0).to(WIDE)
     if AVERAGED:
         start = tl.load(starts + bag, mask=there, other=0)
         end = tl.load(starts + bag + 1, mask=there, other=1)
         mean = tl.load(means + lookup, mask=there, other=0) != 0
-        factor = divide(factor, tl.full((WIDTH,), tl.where(mean, end - start, 1), WIDE))
+        # Not `divide`, which triton-ascend cannot lower for a scalar.  In float64 it is the same.
+        factor = factor / tl.where(mean, end - start, 1).to(WIDE)
     return factor
 
 
@@ -238,7 +229,7 @@ def _pool_backward(  # type: ignore[no-untyped-def]
                 column = tl.load(columns + lookup, mask=same, other=0)
                 passed = tl.load(grad_out + sample * grad_stride + column + d, mask=there)
                 if WEIGHTED or AVERAGED:
-                    factor = _factor(id, bag, lookup, same, weights, starts, means, WIDE, WEIGHTED, AVERAGED, WIDTH)
+                    factor = _factor(id, bag, lookup, same, weights, starts, means, WIDE, WEIGHTED, AVERAGED)
                     added = (total.to(WIDE) + factor * passed.to(WIDE)).to(total.dtype)
                 else:
                     added = total + passed

@@ -1,7 +1,8 @@
 """What several Triton kernels need: tiles of rows, IEEE division and roots, sums in an order of ours.
 
 A reduction of Triton's own (`tl.sum`) adds in an order that depends on the device and on how a tile is laid out over
-its threads.  `tree_sum` adds neighbours, then neighbours of sums, and so on: the same bits on every device.
+its threads.  `tree_sum` adds neighbours, then neighbours of sums, and so on: the same bits on every device, since two
+numbers have one sum.
 """
 
 from __future__ import annotations
