@@ -465,9 +465,7 @@ def _biases_backward(  # type: ignore[no-untyped-def]
             total = tl.zeros((BLOCK, BLOCK), mixed.dtype.element_ty)
             for head in range(0, HEADS):
                 x = _scores(mixed, start, length, i, j, bias, 2, 3, head, HEADS, WIDTH, D, CHUNK)
-                by_weight = _by_weights(
-                    mixed, by_attended, start, length, i, j, x, False, head, HEADS, WIDTH, D, CHUNK
-                )
+                by_weight = _by_weights(mixed, by_attended, start, length, i, j, x, False, head, HEADS, WIDTH, D, CHUNK)
                 total += tl.where(seen, by_weight * (SCALE * _slope(x)), 0.0)
             turned = tl.gather(total, (r - t) & (BLOCK - 1), 1)
             ended = begun + tl.sum(tl.where(r < t, turned, 0.0), 0).to(WIDE)

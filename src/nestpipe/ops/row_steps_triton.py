@@ -134,7 +134,20 @@ def _rowwise_adagrad_double(  # type: ignore[no-untyped-def]
     LEVELS: tl.constexpr,
 ):
     _rowwise_adagrad(
-        values, state, grads, lr, eps, count, dim, values_stride, state_stride, grads_stride, WIDE, ROWS, COLUMNS, LEVELS
+        values,
+        state,
+        grads,
+        lr,
+        eps,
+        count,
+        dim,
+        values_stride,
+        state_stride,
+        grads_stride,
+        WIDE,
+        ROWS,
+        COLUMNS,
+        LEVELS,
     )
 
 

@@ -17,7 +17,7 @@ INTERPRETED = mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"})
 
 if importlib.util.find_spec("triton") is not None:
     with INTERPRETED:
-        import faulty  # noqa: F401
+        import faulty_kernels  # noqa: F401
         from nestpipe.ops import attention_triton, pooling_triton, row_steps_triton, rows_triton  # noqa: F401
 
 

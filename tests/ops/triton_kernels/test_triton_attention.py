@@ -28,7 +28,9 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-def inputs(lengths: list[int], heads: int, width: int, dtype: torch.dtype, seed: int) -> tuple[list[Tensor], Tensor, Tensor]:
+def inputs(
+    lengths: list[int], heads: int, width: int, dtype: torch.dtype, seed: int
+) -> tuple[list[Tensor], Tensor, Tensor]:
     """`mixed` and both biases, the time buckets, and the gradient of the result."""
     torch.manual_seed(seed)
     n = max(lengths, default=3)
@@ -47,9 +49,7 @@ def errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
 
 
 @settings(max_examples=12)
-@given(
-    st.lists(st.integers(0, 9), max_size=3), st.integers(1, 2), st.integers(1, 9), FLOATS, st.integers(0, 2**31 - 1)
-)
+@given(st.lists(st.integers(0, 9), max_size=3), st.integers(1, 2), st.integers(1, 9), FLOATS, st.integers(0, 2**31 - 1))
 @example([9, 0, 5], 2, 3, torch.float32, 0)
 @example([], 2, 3, torch.float32, 0)
 @example([0, 0], 1, 3, torch.float32, 0)

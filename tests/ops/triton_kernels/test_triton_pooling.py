@@ -57,7 +57,9 @@ class Case:
 def case(bags: list[tuple[int, int]], dim: int, weighted: bool, averaged: bool, dtype: torch.dtype) -> Case:
     lengths = torch.tensor([a for a, _ in bags] + [b for _, b in bags], dtype=torch.int64)
     count = int(lengths.sum())
-    rows = torch.where(torch.rand(ROWS, dim) < 0.1, torch.tensor(-0.0, dtype=dtype), torch.randn(ROWS, dim, dtype=dtype))
+    rows = torch.where(
+        torch.rand(ROWS, dim) < 0.1, torch.tensor(-0.0, dtype=dtype), torch.randn(ROWS, dim, dtype=dtype)
+    )
     return Case(
         rows,
         torch.randint(0, ROWS, (count,), dtype=torch.int32),
@@ -107,15 +109,11 @@ def test_backward(
     pooling_kernels.pool_backward(flat, c.width, index, lengths, weights, means, columns, wanted.numpy(), one)
     of = pooling.bags_of(c.starts, c.index.numel())
     order, ascending = (Surrounded(t).tensor for t in pooling.backward_order(c.index, of, c.samples))
-    pooling.pool_backward(
-        passed.tensor, order, ascending, of, c.starts, c.weights, c.means, c.columns, grads.tensor
-    )
+    pooling.pool_backward(passed.tensor, order, ascending, of, c.starts, c.weights, c.means, c.columns, grads.tensor)
     assert same_bits(grads.tensor, wanted) and grads.intact()
 
     found, wanted = Surrounded(torch.ones(c.index.numel(), dtype=dtype)), torch.zeros(c.index.numel(), dtype=dtype)
-    pooling_kernels.pool_backward_weights(
-        flat, c.width, c.rows.numpy(), index, lengths, means, columns, wanted.numpy()
-    )
+    pooling_kernels.pool_backward_weights(flat, c.width, c.rows.numpy(), index, lengths, means, columns, wanted.numpy())
     pooling.pool_backward_weights(passed.tensor, c.rows, c.index, of, c.starts, c.means, c.columns, found.tensor)
     close = 1e-6 if dtype == torch.float32 else 1e-14
     assert torch.allclose(found.tensor, wanted, rtol=close, atol=close) and found.intact()

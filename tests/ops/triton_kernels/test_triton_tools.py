@@ -7,7 +7,7 @@ import torch
 
 from interpreting import Surrounded, same_bits, same_bits_in_any_order
 
-faulty = pytest.importorskip("faulty", reason="Triton is not installed")
+faulty = pytest.importorskip("faulty_kernels", reason="Triton is not installed")
 
 
 @pytest.mark.parametrize("kernel", ["reads_past_the_end", "writes_past_the_end"])
