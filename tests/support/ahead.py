@@ -120,7 +120,7 @@ def pooling(dtype: torch.dtype) -> None:
 def attention(dtype: torch.dtype) -> None:
     """Forward and backward over 2 samples: heads of the public HSTU recipe, of several small heads, and of wide ones."""
     lengths, bucket = torch.tensor([40, 10]), torch.zeros(2, 40, 40, dtype=torch.int16)
-    for heads, width in ((1, 50), (4, 16), (1, 64), (2, 128), (1, 256)):
+    for heads, width in ((1, 50), (4, 16), (1, 128)):
         inputs = [
             torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in ((50, 4 * heads * width), (399,), (129,))
         ]

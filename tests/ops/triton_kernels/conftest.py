@@ -22,9 +22,13 @@ if importlib.util.find_spec("triton") is not None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def interpreted() -> Iterator[None]:
+def interpreted(request: pytest.FixtureRequest) -> Iterator[None]:
     """A module's tests are interpreted, and within bounds."""
+    from triton.backends import backends
+
     from interpreting import within_bounds
 
+    if "ascend" in backends and "ahead" not in request.module.__name__:
+        pytest.skip("triton-ascend does not interpret float64: here it only lowers kernels")
     with INTERPRETED, within_bounds():
         yield
