@@ -67,7 +67,9 @@ class CollectiveWatch:
     def _error_of(self, work: dist.Work, since: float) -> PeerLost | None:
         failed = getattr(work, "exception", lambda: None)()
         if failed is not None:
-            return lost(self._world)
+            text = str(failed).lower()
+            late = "timed out" in text or "timeout" in text
+            return waited_in_vain(self._world) if late else lost(self._world)
         overdue = time.monotonic() - since > self._world.timeout and not work.is_completed()
         return waited_in_vain(self._world) if overdue else None
 

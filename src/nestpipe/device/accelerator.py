@@ -28,6 +28,8 @@ HOST_LANES = ("data", "route")
 STREAM_LANES = ("copy", "storage", "network", "dense", "update", "writeback")
 CALLERS_LANE = "compute"
 """The stream on which the caller is when it calls `progress`."""
+SLACK = 60.0
+"""Seconds that a backend's own watchdog waits longer than ours."""
 BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}
 
 
@@ -190,7 +192,9 @@ class Accelerator:
     # Wire
 
     def new_group(self, seconds: float) -> dist.ProcessGroup:
-        timeout = timedelta(seconds=seconds)
+        timeout = timedelta(
+            seconds=2 * seconds + SLACK
+        )  # `CollectiveWatch` is to notice first: it knows stage and batch
         if self.torch_device.type in BACKENDS:
             return dist.new_group(backend=BACKENDS[self.torch_device.type], timeout=timeout)
         from nestpipe.device.sim import new_wire_group
