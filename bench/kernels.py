@@ -26,7 +26,7 @@ from dedup import layouts
 from nestpipe.keys.index import HashIndex
 from nestpipe.nn.torch_private import relu_backward
 from nestpipe.ops import host_products, interaction_kernels, pooling_kernels
-from nestpipe.tables import kernels as row_kernels
+from nestpipe.ops import rows_kernels as row_kernels
 from nestpipe.tables import snapshot
 from nestpipe.tables.disk import kernels as disk_kernels
 

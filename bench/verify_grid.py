@@ -1,6 +1,7 @@
 """Runs `verify` over a grid: models x optimizers x workers x tiers x schedules, each against serial, bit for bit.
 
     python bench/verify_grid.py [--schedule dbp] [--steps 200] [--workers 1 2 3 4] [--micro 1] [--options plain]
+    python bench/verify_grid.py --device sim --schedule dbp fwp nested --micro 1 3 4 --steps 6 --workers 1 2 3
     python bench/verify_grid.py --schedule fwp nested --micro 1 2 4 8 --options all --optimizers rowwise_adagrad --steps 50
 
 Models and batches are small, so that a run is mostly schedule.  On disk, DRAM has room for a few rows.  For each number
@@ -35,6 +36,7 @@ OPTIONS = {
     ],
     "early weights": ["pipeline.defer_weight_grads=false"],
     "far ahead": ["pipeline.look_ahead=8", "train.clip_norm=0.05"],
+    "eviction": ["tables.admit_after=2", "tables.ttl_steps=5", "tables.max_rows=250", "tables.sweep_every=3"],
 }
 """Settings on top of a schedule's own."""
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
@@ -47,6 +49,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--micro", type=int, nargs="+", default=[1])
     parser.add_argument("--optimizers", nargs="+", default=OPTIMIZERS, choices=OPTIMIZERS)
+    parser.add_argument("--tiers", nargs="+", default=["dram", "disk"], choices=["dram", "disk"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--orders", type=int, default=10, help="with --device sim: seeded orders beside the late one")
     parser.add_argument("--options", nargs="+", default=["plain"], choices=[*OPTIONS, "all"])
     args = parser.parse_args()
     args.options = list(OPTIONS) if "all" in args.options else args.options
@@ -77,20 +82,26 @@ def go_through(args: argparse.Namespace) -> int:
     from nestpipe.train.verify import verify
 
     world = World.join(timeout=120)
-    tiers = ("dram", "disk")
-    grid = list(itertools.product(MODELS, args.optimizers, tiers, args.schedule, args.micro, args.options))
+    grid = list(itertools.product(MODELS, args.optimizers, args.tiers, args.schedule, args.micro, args.options))
     different, started = 0, time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nestpipe-grid-") as folder:
         for number, (model, optimizer, tier, schedule, micro, options) in enumerate(grid, start=1):
             settings = [*MODELS[model], f"tables.optimizer={optimizer}", "train.batch_size=16", "train.epochs=none"]
             settings += [f"pipeline.micro_batches={micro}", "tables.lr=0.02", f"pipeline.schedule={schedule}"]
-            settings += OPTIONS[options]
+            settings += [*OPTIONS[options], f"train.device={args.device}"]
             if tier == "disk":
                 settings += [f"tables.disk_path={folder}", "tables.dram_rows=40"]
             recipe = load_recipe(model, settings, DATA, MODEL_KINDS, RECIPES)
-            result = verify(recipe, args.steps, world, lambda done, what: None)
-            different += not result["equal"]
+            result = verify(recipe, args.steps, world, lambda done, what: None, orders=args.orders)
+            found = result.get("simulated", {"races": []})
+            different += not result["equal"] or bool(found["races"])
             outcome = "equal" if result["equal"] else result["first_difference"]["text"]
+            if "orders" in found:
+                syncs = found["host_syncs_per_step"]
+                total = sum(count for places in syncs.values() for count in places.values())
+                mine = sum(syncs.get("MainThread", {}).values())
+                outcome += f" in {found['orders']} orders, {len(found['races'])} races, host syncs a step: {total:.1f}"
+                outcome += f", on the compute lane {mine:.1f}"
             left = (time.perf_counter() - started) / number * (len(grid) - number)
             if world.rank == 0:
                 what = f"{model:5} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}"

@@ -65,6 +65,7 @@ class Trial:
         kind = OracleBags if isinstance(collection, EmbeddingBagCollection) else OracleSequences
         self.oracle: OracleTables = kind(collection, first_rows, sparse_grads=False)
         self.context = BatchContext(0, Batch(features).split(micro_batches), micro_batches, has_data=True)
+        self.context.moved = self.context.micros
         self.stages.plan(self.context)
         self.stages.route(self.context)
         self.stages.retrieve(self.context)
@@ -74,7 +75,7 @@ class Trial:
 
     def look(self, micro: int) -> KeyedJaggedTensor:
         """The features of one micro-batch, which the collection now looks at."""
-        self.collection.look_at(MicroBatchView(self.context, micro, trains=True))
+        self.collection.look_at(MicroBatchView(self.context, micro, True, self.stages.device))
         return self.context.micros[micro].sparse_features
 
     def check_grads(self) -> None:
@@ -87,7 +88,7 @@ class Trial:
             places = self.oracle.places(table.name, torch.from_numpy(window.keys[mine]))
             wanted = self.oracle.weights[table.name].grad
             found = np.zeros((len(self.oracle.keys[table.name]), table.embedding_dim))
-            found[places] = self.context.windows[group].of(0).grads.numpy()[mine]
+            found[places] = self.context.windows[group].of(0).grads[mine]
             assert distance(found, np.zeros_like(found) if wanted is None else wanted.numpy()) <= CLOSE
 
 

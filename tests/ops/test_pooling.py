@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import example, given, settings
@@ -45,16 +47,16 @@ def test_pooling(lengths: list[tuple[int, int]], weighted: bool, dtype: torch.dt
     """Promise: kernels, reference and loop give the same sums and means, and the same gradients of rows and weights."""
     torch.manual_seed(seed)
     samples, count = len(lengths), sum(map(sum, lengths))
-    sizes = np.array([a for a, _ in lengths] + [b for _, b in lengths], np.int64)
+    sizes = torch.tensor([a for a, _ in lengths] + [b for _, b in lengths], dtype=torch.int64)
     index = np.random.default_rng(seed).integers(0, ROWS, count).astype(np.int32)
     rows, grad = torch.randn(ROWS, DIM, dtype=dtype), torch.randn(samples, 7, dtype=dtype)
     weights = torch.randn(count, dtype=dtype, requires_grad=True) if weighted else None
     given_weights = [] if weights is None else [weights]
 
-    def bags() -> Bags:
-        return Bags(rows, torch.zeros_like(rows), index, sizes, MEANS, COLUMNS)
+    def bags(places: Any) -> Bags:
+        return Bags(rows, torch.zeros_like(rows), places, sizes, MEANS, COLUMNS)
 
-    ours, theirs, oracles = bags(), bags(), bags()
+    ours, theirs, oracles = bags(index), bags(torch.from_numpy(index)), bags(index)
     anchor = torch.zeros(0, requires_grad=True)
     pooled = PoolRows.apply(anchor, [weights], [ours], (samples, 7), *given_weights)
     mine = [pooled[:, USED], *torch.autograd.grad(pooled, given_weights or anchor, grad, allow_unused=True)]

@@ -35,14 +35,10 @@ def slow_sync(pipeline: TrainPipeline) -> None:
 def from_the_store(pipeline: TrainPipeline) -> None:
     """The mistake: rows of the batch before last are read from the store as if they had to be there."""
 
-    def nothing(context: BatchContext) -> list[np.ndarray]:
-        assert context.two_before is not None
-        for buffer in context.two_before.buffers:
-            buffer.release()
-        context.two_before = None
-        return [np.empty(0, np.int64) for _ in context.buffers]
+    def nothing(context: BatchContext) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in context.buffers]
 
-    pipeline.sparse._copy_from_two_before = nothing  # type: ignore[method-assign]
+    pipeline.sparse._rows_two_before = nothing  # type: ignore[method-assign]
     slow_writeback(pipeline)
 
 
@@ -50,15 +46,14 @@ def without_state(pipeline: TrainPipeline) -> None:
     """The mistake: values are copied, optimizer state is not."""
     copy = pipeline.sparse._copy_from_two_before
 
-    def values_alone(context: BatchContext) -> list[np.ndarray]:
+    def values_alone(context: BatchContext) -> None:
         kept = [buffer.state for buffer in context.two_before.buffers] if context.two_before else []
         for buffer in context.two_before.buffers if context.two_before else []:
             buffer.state = np.zeros_like(buffer.state)
         before = context.two_before
-        filled = copy(context)
+        copy(context)
         for buffer, state in zip(before.buffers if before else [], kept):
             buffer.state = state
-        return filled
 
     pipeline.sparse._copy_from_two_before = values_alone  # type: ignore[method-assign]
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,12 +29,12 @@ from nestpipe import (
     TrainPipeline,
     World,
 )
+from nestpipe.ops import rows_kernels as kernels
 from nestpipe.pipeline import NotFinite
 from nestpipe.schedule import BUILDERS
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.sparse.stages import SparseStages
 from nestpipe.sparse.staleness import StaleRead
-from nestpipe.tables import kernels
 from training import everything
 from workers import run
 
@@ -165,7 +166,7 @@ def without_sync(pipeline: TrainPipeline) -> None:
     sync = pipeline.sparse.sync
 
     def broken(context: BatchContext) -> None:
-        context.shared = [(a[:0], b[:0]) for a, b in context.shared]
+        context.lists = [replace(lists, shared=(lists.shared[0][:0], lists.shared[1][:0])) for lists in context.lists]
         sync(context)
 
     pipeline.sparse.sync = broken  # type: ignore[method-assign]

@@ -347,7 +347,7 @@ def marked_keys_still_seen(pipeline: TrainPipeline) -> None:
     """Keys that a sweep marked are read until they are removed."""
     for evictor in pipeline.sparse.evictors:
         assert evictor is not None
-        evictor._hide = lambda store, plan, buffer, found: None  # type: ignore[method-assign]
+        evictor._hide = lambda store, plan, into, found: None  # type: ignore[method-assign]
 
 
 def removed_at_once(pipeline: TrainPipeline) -> None:
@@ -370,10 +370,10 @@ def counted_when_retrieved(pipeline: TrainPipeline) -> None:
         retrieve, update = evictor.retrieve, evictor.update
 
         def count(
-            store: Any, plan: Any, buffer: Any, *rest: Any, evictor: Evictor = evictor, retrieve: Any = retrieve
+            store: Any, plan: Any, into: Any, *rest: Any, evictor: Evictor = evictor, retrieve: Any = retrieve
         ) -> Any:
-            found = retrieve(store, plan, buffer, *rest)
-            usage = evictor.group.eviction_columns(buffer.state)
+            found = retrieve(store, plan, into, *rest)
+            usage = evictor.group.eviction_columns(into[1])
             eviction_kernels.count_use(usage, rest[1], 2**30, 1, np.empty(0, np.int64))
             return found
 
@@ -502,7 +502,7 @@ def with_a_bad_batch(world: World, setting: Setting) -> tuple[dict[str, Any], di
 
                 def poisoned(context: Any, micro: int, agree: Any = agree) -> None:
                     agree(context, micro)
-                    context.row_squares = float("nan")
+                    context.row_squares = [float("nan")]
 
                 pipeline.engine.replace(accumulate=poisoned)
                 with pytest.raises(NotFinite):

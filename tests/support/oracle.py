@@ -120,7 +120,7 @@ class OracleSequences(OracleTables):
             rows = self.looked_up(table, unique)
             index = torch.split(inverse, [features[f].values().numel() for f, _ in mine])
             for (feature, name), places in zip(mine, index):
-                found[name] = UniqueRows(rows, places, features[feature].lengths())
+                found[name] = UniqueRows(rows, places, features[feature])
         return found
 
 

@@ -19,6 +19,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help=f"a TOML file, or the name of a shipped recipe: {shipped}")
     parser.add_argument("--workers", type=int, metavar="N", help="number of local worker processes (train.workers)")
     parser.add_argument("--schedule", metavar="S", help="serial, dbp, fwp or nested (pipeline.schedule)")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, npu, auto or sim (train.device)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after N steps (train.steps)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (train.seed)")
     parser.add_argument(
@@ -42,6 +43,7 @@ def recipe_from(args: argparse.Namespace) -> Recipe:
     flags = {
         "train.workers": args.workers,
         "pipeline.schedule": args.schedule,
+        "train.device": args.device,
         "train.steps": args.steps,
         "train.seed": args.seed,
         "train.timeout": args.timeout,

@@ -24,6 +24,7 @@ examples:
   nestpipe verify dlrm --schedule dbp --workers 2 --steps 200
   nestpipe verify my.toml --schedule nested --set pipeline.micro_batches=8
   nestpipe verify my.toml --check staleness --json verified.json
+  nestpipe verify my.toml --device sim --steps 10 --orders 10    on the simulated accelerator: missing waits, races, host syncs
 """
 
 
@@ -33,6 +34,13 @@ def add(commands: Any) -> None:
     )
     add_recipe_arguments(parser)
     parser.add_argument("--check", choices=["staleness"], help="also verify the version of every row that is read")
+    parser.add_argument(
+        "--orders",
+        type=int,
+        default=3,
+        metavar="N",
+        help="with --device sim: run its streams late, and in N seeded orders; default: %(default)s",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the result here ('-': standard output)")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_result_argument(parser)
@@ -45,7 +53,8 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
         from nestpipe.train.verify import verify
 
         with Display(f"verify {recipe.name}", on=world.rank == 0 and not args.quiet) as display:
-            return verify(recipe, args.steps, world, display.show, check_staleness=args.check == "staleness")
+            staleness = args.check == "staleness"
+            return verify(recipe, args.steps, world, display.show, check_staleness=staleness, orders=args.orders)
 
     check_writable(args.json)
     result = result_of_workers(args, arguments, work)
@@ -59,6 +68,9 @@ def _show(result: dict[str, Any]) -> int:
     compared = result["compared"]
     workers = f"{result['workers']} worker" + "s" * (result["workers"] > 1)
     what = f"{result['schedule']} and serial, {workers}, {result['steps']} steps"
+    races = result.get("simulated", {}).get("races", [])
+    for race in races:
+        print(f"nestpipe: race: {race}", file=sys.stderr)
     if result["equal"]:
         evicted = f", {compared['evicted']:,} evicted keys" if compared["evicted"] else ""
         print(
@@ -66,6 +78,18 @@ def _show(result: dict[str, Any]) -> int:
             f"state{evicted} and {compared['dense']} dense tensors are the same, bit for bit",
             file=sys.stderr,
         )
-        return 0
+        if "simulated" in result:
+            _show_simulated(result["simulated"])
+        return 1 if races else 0
     print(f"nestpipe: different: {what}: {result['first_difference']['text']}", file=sys.stderr)
     return 1
+
+
+def _show_simulated(found: dict[str, Any]) -> None:
+    syncs = found["host_syncs_per_step"]
+    total = sum(count for places in syncs.values() for count in places.values())
+    threads = ", ".join(f"{sum(places.values()):.1f} on {thread}" for thread, places in syncs.items() if places)
+    print(
+        f"simulated device: {found['orders']} orders, {len(found['races'])} races, {total:.1f} host syncs a step ({threads})",
+        file=sys.stderr,
+    )

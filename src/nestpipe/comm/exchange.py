@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -33,6 +36,26 @@ class Traffic:
         with self._lock:
             self.bytes_sent += sent
             self.messages += messages
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Rows for all workers, one worker after another, and memory for those that come from them.  This worker is one of them."""
+
+    send: Any
+    """Array [n, D]: of numpy on the host, a tensor on a device."""
+    receive: Any
+    send_sizes: list[int]
+    """Rows for every worker."""
+    receive_sizes: list[int]
+
+
+def waited_in_vain(world: World, who: str = "another worker") -> PeerLost:
+    return PeerLost(f"rank {world.rank} waited {world.timeout:g} s for {who}; raise --timeout if it was only slow")
+
+
+def lost(world: World, who: str = "another worker") -> PeerLost:
+    return PeerLost(f"rank {world.rank} lost {who}: it ended or its connection broke")
 
 
 class Exchange:
@@ -76,12 +99,26 @@ class Exchange:
         sent = sum(t.numel() * t.element_size() for p, ts in enumerate(sends) if p != me for t in ts)
         self.traffic.add(sent, len(pending))
 
+    def exchange_rows(self, transfers: Sequence[Transfer]) -> None:
+        """Sends all rows to the workers they are for."""
+        size, me = self.world.size, self.world.rank
+        sends: list[list[Tensor]] = [[] for _ in range(size)]
+        receives: list[list[Tensor]] = [[] for _ in range(size)]
+        for transfer in transfers:
+            out = _as_tensor(transfer.send).split(transfer.send_sizes)
+            into = _as_tensor(transfer.receive).split(transfer.receive_sizes)
+            into[me].copy_(out[me])
+            for peer in range(size):
+                sends[peer].append(out[peer])
+                receives[peer].append(into[peer])
+        self.exchange(sends, receives)
+
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
         """In place.  Every worker ends with the same bits."""
         if self.world.size == 1:
             return
         two_ways = self._back is not self.group  # the other lanes are not built for speed
-        if self.world.size == 2 and two_ways and op == dist.ReduceOp.SUM and tensor.device.type == "cpu":
+        if self.world.size == 2 and two_ways and op == dist.ReduceOp.SUM:
             self._sum_with_other(tensor)
             return
         try:
@@ -116,8 +153,9 @@ class Exchange:
     def _lost(self, peer: int | None, error: RuntimeError) -> PeerLost:
         who = "another worker" if peer is None else f"rank {peer}"
         text = str(error).lower()
-        if "timed out" in text or "timeout" in text:
-            return PeerLost(
-                f"rank {self.world.rank} waited {self.world.timeout:g} s for {who}; raise --timeout if it was only slow"
-            )
-        return PeerLost(f"rank {self.world.rank} lost {who}: it ended or its connection broke")
+        late = "timed out" in text or "timeout" in text
+        return waited_in_vain(self.world, who) if late else lost(self.world, who)
+
+
+def _as_tensor(array: Any) -> Tensor:
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array

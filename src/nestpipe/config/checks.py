@@ -1,8 +1,9 @@
-"""Checks of numbers that several components share.  Every message names the key to change."""
+"""Checks of values that several components share.  Every message names the key to change."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def at_least(key: str, value: float | None, low: float) -> None:
@@ -13,3 +14,8 @@ def at_least(key: str, value: float | None, low: float) -> None:
 def above_zero(key: str, value: float | None) -> None:
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{key} must be above 0 and finite, not {value}")
+
+
+def one_of(key: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{key} must be one of {', '.join(known)}, not {value!r}")

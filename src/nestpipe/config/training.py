@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nestpipe.config.checks import above_zero, at_least
+from nestpipe.config.checks import above_zero, at_least, one_of
+
+PRECISIONS = ("float32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,14 @@ class TrainConfig:
     """Torch threads of one worker."""
     workers: int = 1
     """Worker processes on this machine; torchrun sets its own."""
+    device: str = "cpu"
+    """Where to train: "cpu", "cuda", "npu", "auto" (the best there is), or "sim", the simulated accelerator."""
+    precision: str = "float32"
+    """Of the dense compute: "float32", or "bf16" for bfloat16 autocast.  Rows and optimizer state stay in float32."""
 
     def __post_init__(self) -> None:
+        one_of("train.device", self.device, ("cpu", "cuda", "npu", "xpu", "auto", "sim"))
+        one_of("train.precision", self.precision, PRECISIONS)
         for key in ("batch_size", "steps", "epochs", "log_every", "threads", "workers"):
             at_least(f"train.{key}", getattr(self, key), 1)
         at_least("train.seed", self.seed, 0)

@@ -94,13 +94,25 @@ class Batch:
         )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+        return self.with_tensors([tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors()])
+
+    def tensors(self) -> list[Tensor]:
+        """All that it consists of."""
+        given = (self.dense, self.labels, *self.extras.values(), self.loss_terms)
+        return [*self.sparse_features.tensors(), *(tensor for tensor in given if tensor is not None)]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Batch:
+        """The same, made of copies of its `tensors` on another device."""
+        features = self.sparse_features.tensors()
+        rest = iter(tensors[len(features) :])
+
+        def next_of(given: Tensor | None) -> Tensor | None:
+            return None if given is None else next(rest)
 
         return Batch(
-            self.sparse_features.to(device, non_blocking),
-            move(self.dense),
-            move(self.labels),
-            {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.extras.items()},
-            move(self.loss_terms),
+            self.sparse_features.with_tensors(*tensors[: len(features)]),
+            next_of(self.dense),
+            next_of(self.labels),
+            {name: next(rest) for name in self.extras},
+            next_of(self.loss_terms),
         )

@@ -23,7 +23,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 def _check_offsets(lengths: Tensor, offsets: Tensor) -> None:
     """Of those that a caller gave: kernels go by them, and would read past the end."""
-    if offsets.device.type != "cpu":
+    if not offsets.is_cpu:
         return
     if offsets.numel() != lengths.numel() + 1 or int(offsets[0]) != 0 or not torch.equal(offsets.diff(), lengths):
         raise ValueError(
@@ -40,7 +40,9 @@ class JaggedTensor:
         weights: Tensor | None = None,
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
+        host_lengths: Tensor | None = None,
     ) -> None:
+        """`host_lengths`: the lengths on the host, where they are known and `lengths` are on a device."""
         if lengths is None and offsets is None:
             raise ValueError("JaggedTensor needs lengths or offsets")
         if lengths is None:
@@ -50,11 +52,18 @@ class JaggedTensor:
         self._weights = weights
         self._lengths = lengths.to(torch.int64)
         self._offsets = offsets_of(self._lengths) if offsets is None else offsets.to(torch.int64)
+        self._host_lengths = host_lengths
         if offsets is not None:
             _check_offsets(self._lengths, self._offsets)
 
     def values(self) -> Tensor:
         return self._values
+
+    def lengths_on_host(self) -> Tensor:
+        """The lengths as host tensor.  Of a batch that a pipeline moved to a device they are known without waiting."""
+        if self._host_lengths is None:
+            self._host_lengths = self._lengths.cpu()
+        return self._host_lengths
 
     def weights_or_none(self) -> Tensor | None:
         return self._weights
@@ -72,15 +81,16 @@ class JaggedTensor:
 
     def to_dense(self) -> list[Tensor]:
         """One tensor per sample."""
-        return list(torch.split(self._values, self._lengths.tolist()))
+        return list(torch.split(self._values, self.lengths_on_host().tolist()))
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
         """[B, L] or [B, L, D]: samples left-aligned, cut at L, the rest filled with `padding_value`."""
-        length = int(self._lengths.max()) if desired_length is None and self._lengths.numel() else desired_length or 0
+        longest = int(self.lengths_on_host().max()) if self._lengths.numel() else 0
+        length = longest if desired_length is None else desired_length
         shape = (self._lengths.numel(), length, *self._values.shape[1:])
         padded = self._values.new_full(shape, padding_value)
         sample, place = self.places()
-        if desired_length is None:
+        if length >= longest:
             padded[sample, place] = self._values
         else:
             keep = place < length
@@ -90,8 +100,9 @@ class JaggedTensor:
     def places(self) -> tuple[Tensor, Tensor]:
         """For every value, the sample it belongs to and its place in that sample."""
         count = self._lengths.numel()
-        sample = torch.repeat_interleave(torch.arange(count, device=self._lengths.device), self._lengths)
-        return sample, torch.arange(self._values.shape[0], device=self._lengths.device) - self._offsets[sample]
+        total, device = self._values.shape[0], self._lengths.device
+        sample = torch.repeat_interleave(torch.arange(count, device=device), self._lengths, output_size=total)
+        return sample, torch.arange(total, device=device) - self._offsets[sample]
 
     @staticmethod
     def from_dense(values: list[Tensor]) -> JaggedTensor:
@@ -112,7 +123,9 @@ class KeyedJaggedTensor:
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         stride: int | None = None,
+        host: KeyedJaggedTensor | None = None,
     ) -> None:
+        """`host`: the same on the host, where it is known and the tensors are on a device."""
         if lengths is None and offsets is None:
             raise ValueError("KeyedJaggedTensor needs lengths or offsets")
         if lengths is None:
@@ -127,6 +140,7 @@ class KeyedJaggedTensor:
         if stride is None:
             stride = self._lengths.numel() // len(self._keys) if self._keys else 0
         self._stride = stride
+        self._host = host
         self._check()
         if offsets is not None:
             _check_offsets(self._lengths, self._offsets)
@@ -139,7 +153,7 @@ class KeyedJaggedTensor:
         if self._values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"KeyedJaggedTensor values are ids and must be int64, not {self._values.dtype}")
         self._values = self._values.to(torch.int64)
-        if self._values.device.type == "cpu" and int(self._offsets[-1]) != self._values.numel():
+        if self._values.is_cpu and int(self._offsets[-1]) != self._values.numel():
             raise ValueError(
                 f"KeyedJaggedTensor lengths add up to {int(self._offsets[-1])}, "
                 f"but there are {self._values.numel()} values"
@@ -195,6 +209,18 @@ class KeyedJaggedTensor:
     def offsets(self) -> Tensor:
         return self._offsets
 
+    def lengths_on_host(self) -> Tensor:
+        """The lengths as host tensor.  Of a batch that a pipeline moved to a device they are known without waiting."""
+        return self._on_host()._lengths
+
+    def offsets_on_host(self) -> Tensor:
+        return self._on_host()._offsets
+
+    def _on_host(self) -> KeyedJaggedTensor:
+        if self._host is None:
+            self._host = self.to(torch.device("cpu"))
+        return self._host
+
     def stride(self) -> int:
         """The number of samples."""
         return self._stride
@@ -210,11 +236,15 @@ class KeyedJaggedTensor:
 
     def __getitem__(self, key: str) -> JaggedTensor:
         f, b = self.place(key), self._stride
-        offsets = self._offsets[f * b : (f + 1) * b + 1]
-        start, stop = int(offsets[0]), int(offsets[-1])
-        weights = None if self._weights is None else self._weights[start:stop]
+        here = slice(f * b, (f + 1) * b)
+        ends = self.offsets_on_host()[f * b : (f + 1) * b + 1]
+        start, stop = int(ends[0]), int(ends[-1])
         return JaggedTensor(
-            self._values[start:stop], weights, lengths=self._lengths[f * b : (f + 1) * b], offsets=offsets - start
+            self._values[start:stop],
+            None if self._weights is None else self._weights[start:stop],
+            lengths=self._lengths[here],
+            offsets=self._offsets[f * b : (f + 1) * b + 1] - start,
+            host_lengths=self.lengths_on_host()[here],
         )
 
     def to_dict(self) -> dict[str, JaggedTensor]:
@@ -222,7 +252,7 @@ class KeyedJaggedTensor:
 
     def select(self, samples: Tensor) -> KeyedJaggedTensor:
         """The given samples (int64 numbers, in that order) of every feature."""
-        if self._values.device.type != "cpu":
+        if not self._values.is_cpu:
             raise ValueError("samples are selected on the host, before a batch is moved to a device")
         lengths, values, source = take_samples(
             self._values.numpy(), self._offsets.numpy(), samples.numpy(), len(self._keys)
@@ -260,18 +290,25 @@ class KeyedJaggedTensor:
     def to(self, device: torch.device, non_blocking: bool = False) -> KeyedJaggedTensor:
         if self._values.device == device:
             return self
+        return self.with_tensors(*(t.to(device, non_blocking=non_blocking) for t in self.tensors()))
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
+    def tensors(self) -> list[Tensor]:
+        """All that it consists of: values, lengths, offsets, and weights if it has some."""
+        return [self._values, self._lengths, self._offsets, *([] if self._weights is None else [self._weights])]
 
-        weights = None if self._weights is None else move(self._weights)
+    def with_tensors(
+        self, values: Tensor, lengths: Tensor, offsets: Tensor, weights: Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        """The same, made of copies of its `tensors` on another device."""
+        host = self if self._values.is_cpu else self._host
         return KeyedJaggedTensor(
             self._keys,
-            move(self._values),
+            values,
             weights,
-            lengths=move(self._lengths),
-            offsets=move(self._offsets),
+            lengths=lengths,
+            offsets=offsets,
             stride=self._stride,
+            host=host if not values.is_cpu else None,
         )
 
     def __repr__(self) -> str:

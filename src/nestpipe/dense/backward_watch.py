@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from nestpipe.dense.replica import Bucket
-from nestpipe.engine.one_shot_event import OneShotEvent
+from nestpipe.device.one_shot_event import OneShotEvent
 
 
 class BackwardWatch:

@@ -12,17 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from nestpipe.comm.exchange import Exchange
-from nestpipe.tables import kernels
+from nestpipe.ops import rows
+from nestpipe.ops.host import has_kernels
 
 BUCKETS = 4
 """How many buckets large gradients get."""
 LEAST_BYTES, MOST_BYTES = 1 << 18, 25 << 20
 """The size of a bucket.  A parameter is never divided."""
+
+
+class DenseExchange(Protocol):
+    """How dense gradients are summed over the workers."""
+
+    def all_reduce(self, tensor: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,16 @@ class DenseReplica:
     """Gradients are views into flat buffers.  A parameter that no batch uses has gradient 0."""
 
     def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], exchange: Exchange, deferred: Collection[nn.Parameter] = ()
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        exchange: DenseExchange,
+        deferred: Collection[nn.Parameter] = (),
     ) -> None:
         """`named`: all parameters of the model; `deferred`: those with deferred gradients."""
         self._trains = {p: (name, p.requires_grad) for name, p in named}
         self.parameters = [p for p, (_, trains) in self._trains.items() if trains]
         made_later = set(deferred)
-        self.exchange = exchange
+        self.exchange: DenseExchange = exchange
         self._flat: list[Tensor] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self.buckets: list[Bucket] = []
@@ -107,16 +117,16 @@ class DenseReplica:
         if self.buckets:
             self.exchange.all_reduce(self.buckets[bucket].flat)
 
-    def sum_of_squares(self) -> float:
-        return float(sum(_sum_of_squares(flat) for flat in self._flat))
+    def sums_of_squares(self) -> list[float | Tensor]:
+        """Of the gradients of each dtype, in float64.  On a device tensors, so that nobody waits."""
+        return [_sum_of_squares(flat) for flat in self._flat]
 
     def scale(self, factor: float) -> None:
         for flat in self._flat:
             flat.mul_(factor)
 
 
-def _sum_of_squares(flat: Tensor) -> float:
-    """In float64.  On the host in one pass and without a float64 copy."""
-    if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-        return float(kernels.sum_of_squares(flat.numpy().reshape(1, -1)))
-    return float(torch.sum(flat.double().square()))
+def _sum_of_squares(flat: Tensor) -> float | Tensor:
+    if has_kernels(flat):  # in one pass and without a float64 copy
+        return rows.sum_of_squares(flat.numpy().reshape(1, -1))
+    return rows.sum_of_squares(flat)

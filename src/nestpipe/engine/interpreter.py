@@ -9,8 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from nestpipe.comm.errors import PeerLost
+from nestpipe.device import doing
+from nestpipe.device.backend import Device
+from nestpipe.device.host import HostDevice
+from nestpipe.device.one_shot_event import OneShotEvent
 from nestpipe.engine.lanes import LaneThread
-from nestpipe.engine.one_shot_event import OneShotEvent
 from nestpipe.schedule.action import Action, Name
 from nestpipe.schedule.stages import CALLERS_LANE, LANES
 from nestpipe.schedule.timeline import Timeline
@@ -50,8 +53,10 @@ class Engine:
         threads: bool,
         timeline: Timeline | None = None,
         yielding: Collection[str] = (),
+        device: Device | None = None,
     ) -> None:
         self._stages = stages
+        self._device = device or HostDevice()
         self._rank = rank
         self._threads = threads
         self._lanes: dict[str, LaneThread] = {}
@@ -68,12 +73,12 @@ class Engine:
         """Issues all actions; returns when those of the compute lane are done.  Others may still be running."""
         if self._threads and not self._lanes:
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
-            self._lanes = {lane: LaneThread(lane, lane in self._yielding) for lane in LANES if lane != CALLERS_LANE}
+            self._lanes = self._start_lanes()
         try:
             self._issue(actions, contexts)
         except BaseException as error:
             # Ctrl-C may come between two actions: nobody must wait for what will not be run.
-            self._fail(error)
+            self.fail(error)
             for action in actions:
                 if action.name not in self._done:
                     continue
@@ -84,19 +89,25 @@ class Engine:
                     self._lanes[action.lane].submit(self._done[action.name].set)
             raise
 
+    def _start_lanes(self) -> dict[str, LaneThread]:
+        """A thread for every lane; on a device some lanes share one."""
+        own = [lane for lane in LANES if lane not in (CALLERS_LANE,) and self._device.thread_of(lane) == lane]
+        threads = {lane: LaneThread(lane, lane in self._yielding) for lane in own}
+        return {lane: threads[self._device.thread_of(lane)] for lane in LANES if lane != CALLERS_LANE}
+
     def _issue(self, actions: Sequence[Action], contexts: Mapping[int, Context]) -> None:
         mine: Action | None = None
         for action in actions:
             if self._threads and action.lane != CALLERS_LANE:
-                self._done[action.name] = OneShotEvent()
-                job = functools.partial(self._perform, action, contexts[action.batch])
+                self._done[action.name] = self._device.event()
+                job = functools.partial(self._perform_on_lane, action, contexts[action.batch])
                 self._lanes[action.lane].submit(job)
                 continue
             # What stands behind an action of the caller's is issued before that runs: it waits on its own lane.
             if mine is not None:
                 self._perform(mine, contexts[mine.batch])
                 self.raise_failure()
-            self._done[action.name] = OneShotEvent()
+            self._done[action.name] = self._device.event()
             mine = action
         if mine is not None:
             self._perform(mine, contexts[mine.batch])
@@ -142,7 +153,7 @@ class Engine:
     def close(self) -> None:
         """Ends the lanes when they are done; raises only a failure that nobody has been told of yet."""
         self._wait()
-        for lane in self._lanes.values():
+        for lane in set(self._lanes.values()):
             lane.close()
         self._lanes = {}
         if not self._told:
@@ -154,23 +165,24 @@ class Engine:
             self._told = True
             raise self._failure
 
+    def _perform_on_lane(self, action: Action, context: Context) -> None:
+        with self._device.lane(action.lane):
+            self._perform(action, context)
+
     def _perform(self, action: Action, context: Context) -> None:
         """Waits for what the action waits for, runs it, and marks it done whatever happens."""
         done = self._done[action.name]
         try:
             for wait in action.waits:
-                waited = self._done.get(wait)
                 # What is not known any more was done and forgotten; a list that names a later action is caught by `check`.
-                if waited is not None:
-                    waited.wait()
+                self._wait_for(action, wait, self._done.get(wait))
             if action.within is not None:
                 parts = context.parts.get(action.within)
-                waited = parts[action.micro] if parts else self._done.get(action.within)
-                if waited is not None:
-                    waited.wait()
+                self._wait_for(action, action.within, parts[action.micro] if parts else self._done.get(action.within))
             if self._left_out(action):
                 self._not_done.add(action.name)
             elif self._ended_at is None or action.batch < self._ended_at:
+                doing.begin(action)
                 start = time.perf_counter()
                 self._stages[action.stage](context, action.micro)
                 self.timeline.add(action, start, time.perf_counter())
@@ -178,14 +190,20 @@ class Engine:
                     self._ended_at = action.batch
         except PeerLost as error:
             self._not_done.add(action.name)
-            self._fail(PeerLost(f"{action.stage} of batch {action.batch}: {error}"))
+            self.fail(PeerLost(f"{action.stage} of batch {action.batch}: {error}"))
         except BaseException as error:
             self._not_done.add(action.name)
             error.add_note(f"rank {self._rank}, {action.stage} of batch {action.batch}")
-            self._fail(error)
+            self.fail(error)
         finally:
             done.set()
             self._release_parts(action, context)
+
+    @staticmethod
+    def _wait_for(action: Action, name: Name, done: OneShotEvent | None) -> None:
+        """`action` may begin once the action `name` is done, or the part of it that it needs."""
+        if done is not None:
+            done.wait()
 
     def _left_out(self, action: Action) -> bool:
         """After a failure nothing runs any more.  After one that all workers agree on, whatever does not come after it does run,
@@ -200,7 +218,7 @@ class Engine:
         for part in context.parts.pop(action.name, ()):
             part.set()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """The first failure is the one that is told; after it no action runs any more."""
         if self._failure is None:
             self._failure = error

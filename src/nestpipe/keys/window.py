@@ -6,6 +6,7 @@ gradient travels once, with the micro-batch that uses it last (window dedup).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numba
@@ -47,6 +48,15 @@ class Window:
     def last_range(self, micro: int, owner: int) -> tuple[int, int]:
         return run_of(self.last_ends, micro, owner)
 
+    @functools.cached_property
+    def first_sizes(self) -> list[list[int]]:
+        """[N][W]: keys first used in m and owned by w."""
+        return sizes_of(self.first_ends)
+
+    @functools.cached_property
+    def last_sizes(self) -> list[list[int]]:
+        return sizes_of(self.last_ends)
+
     def arrived(self, micro: int) -> int:
         """How many rows, counted from the front, have arrived once those of micro-batch `micro` have."""
         return int(self.first_ends[micro, -1])
@@ -56,6 +66,18 @@ def run_of(ends: np.ndarray, micro: int, worker: int) -> tuple[int, int]:
     """Where the run of (micro-batch, worker) begins and ends, given the [N, W] ends of all runs."""
     at = micro * ends.shape[1] + worker
     return (ends.item(at - 1) if at else 0), ends.item(at)
+
+
+def micro_run(ends: np.ndarray, micro: int) -> tuple[int, int]:
+    """Where the runs of all workers in a micro-batch begin and end: they lie one after another."""
+    workers = ends.shape[1]
+    return (ends.item(micro * workers - 1) if micro else 0), ends.item((micro + 1) * workers - 1)
+
+
+def sizes_of(ends: np.ndarray) -> list[list[int]]:
+    """[N][W]: the sizes of all runs."""
+    sizes: list[list[int]] = np.diff(ends.reshape(-1), prepend=0).reshape(ends.shape).tolist()
+    return sizes
 
 
 @numba.njit(nogil=True, cache=True)

@@ -19,6 +19,7 @@ from nestpipe.data.jagged import JaggedTensor
 from nestpipe.nn.collections import EmbeddingCollection
 from nestpipe.nn.deferred import DeferredLinear
 from nestpipe.ops.attention import gated_attention
+from nestpipe.ops.lookup import lookup
 from nestpipe.ops.relative_bias import TIME_BUCKETS, time_buckets
 from nestpipe.ops.sampled_softmax import SHORTEST, sampled_softmax_loss
 from nestpipe.tables.config import TableDefaults
@@ -102,19 +103,19 @@ class HSTU(nn.Module):
         features = batch.sparse_features
         found = self.sparse.unique_rows(features)
         history, rows = found["history"], found["history"].rows
-        lengths = history.lengths
-        jagged = JaggedTensor(functional.embedding(history.index, rows), lengths=lengths)
+        known = history.feature.lengths_on_host()
+        jagged = JaggedTensor(lookup(rows, history.index), lengths=history.lengths, host_lengths=known)
         queries = self.encode(jagged, features["time"])
         last = functional.normalize(queries.detach()[jagged.offsets()[1:] - 1], dim=1, eps=SHORTEST)
         if not self.training:
             return queries.new_zeros(()), last
         target, negatives = found["target"], found["negatives"]
-        if not torch.equal(target.lengths, lengths):
+        if not torch.equal(target.feature.lengths_on_host(), known):
             raise ValueError(
                 "HSTU trains on one target per history position, but 'target' and 'history' differ in length"
             )
         each = negatives.index.numel() // max(1, target.index.numel())
-        if each < 1 or not torch.equal(negatives.lengths, each * lengths):
+        if each < 1 or not torch.equal(negatives.feature.lengths_on_host(), each * known):
             raise ValueError("HSTU needs the same number of negatives, at least one, for every history position")
         chosen = negatives.index.view(-1, each)
         loss = sampled_softmax_loss(queries, rows, target.index, chosen, self.config.temperature)
@@ -122,18 +123,18 @@ class HSTU(nn.Module):
 
     def encode(self, history: JaggedTensor, time: JaggedTensor) -> Tensor:
         """[T, dim] for the tokens of a batch's histories."""
-        lengths = history.lengths()
-        longest = int(lengths.max())
-        if int(lengths.min()) == 0:
+        lengths, known = history.lengths(), history.lengths_on_host()
+        longest = int(known.max())
+        if int(known.min()) == 0:
             raise ValueError("HSTU needs at least one item in every history: remove users without one from the data")
         if longest > self.config.max_length:
             raise ValueError(f"a history has {longest} items; raise model.max_length ({self.config.max_length})")
-        if not torch.equal(time.lengths(), lengths + 1):
+        if not torch.equal(time.lengths_on_host(), known + 1):
             raise ValueError(
                 "HSTU needs the times of a history and of the item after it: 'time' must have one entry more than 'history'"
             )
         _, place = history.places()
-        x = history.values() * self.config.dim**0.5 + functional.embedding(place, self.places)
+        x = history.values() * self.config.dim**0.5 + lookup(self.places, place)
         x = functional.dropout(x, self.config.dropout, self.training)
         bucket = time_buckets(time, longest)
         for block in self.blocks:

@@ -19,8 +19,8 @@ from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from nestpipe.nn.local_rows import LocalRows
 from nestpipe.nn.lookups import GroupLookups
 from nestpipe.nn.row_view import RowSource, RowView
-from nestpipe.ops import pooling_kernels
 from nestpipe.ops.pooling import Bags, GatherRows, GatherUniqueRows, PoolRows
+from nestpipe.ops.rows import Array
 from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableConfig
 from nestpipe.tables.group import group_tables
 from nestpipe.tables.optimizers import SGD, SparseOptimizer
@@ -37,7 +37,11 @@ class UniqueRows:
 
     rows: Tensor
     index: Tensor
-    lengths: Tensor
+    feature: JaggedTensor
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.feature.lengths()
 
 
 class Collection(nn.Module, Generic[Config]):
@@ -59,7 +63,8 @@ class Collection(nn.Module, Generic[Config]):
         """(table, feature, name of the output): a feature that looks into several tables is called feature@table."""
         if len({name for _, _, name in self.lookups}) != len(self.lookups):
             raise ValueError(f"{type(self).__name__}: a table lists a feature twice: {features}")
-        self._anchor = torch.zeros(0, requires_grad=True)
+        self._anchors: dict[torch.device, Tensor] = {}
+        """Empty tensors that make autograd call the backward pass of a lookup, by device."""
         self._source: RowSource | None = None
         self._view: RowView | None = None
         self._places: list[tuple[int, int]] = []
@@ -72,6 +77,11 @@ class Collection(nn.Module, Generic[Config]):
     def look_at(self, view: RowView | None) -> None:
         """Called by the pipeline before and after the model runs on a micro-batch."""
         self._view = view
+
+    def _anchor(self, rows: Tensor) -> Tensor:
+        if rows.device not in self._anchors:
+            self._anchors[rows.device] = torch.zeros(0, requires_grad=True, device=rows.device)
+        return self._anchors[rows.device]
 
     def _current(self, features: KeyedJaggedTensor) -> RowView:
         view = self._view
@@ -126,13 +136,15 @@ class EmbeddingBagCollection(Collection[EmbeddingBagConfig]):
             rows, grads = view.rows(part.group)
             index = view.index(part.group, part.first, part.first + len(part.features))
             places = self._feature_places(part, features)
-            lengths = _of_features(features, features.lengths(), places, by_value=False).numpy()
+            lengths = _of_features(features, features.lengths(), places, by_value=False)
             groups.append(Bags(rows, grads, index, lengths, part.means, part.columns))
             weights.append(None if given is None else _of_features(features, given, places, by_value=True))
         given_weights = [w for w in weights if w is not None]
         shape = (features.stride(), sum(self._dims))
         return KeyedTensor(
-            self._names, self._dims, PoolRows.apply(self._anchor, weights, groups, shape, *given_weights)
+            self._names,
+            self._dims,
+            PoolRows.apply(self._anchor(groups[0].rows), weights, groups, shape, *given_weights),
         )
 
     def _feature_places(self, part: _GroupPart, features: KeyedJaggedTensor) -> list[int]:
@@ -163,7 +175,7 @@ class EmbeddingCollection(Collection[EmbeddingConfig]):
         out = {}
         for (_, feature, name), (group, lookup) in zip(self.lookups, self._places):
             rows, grads = view.rows(group)
-            values = GatherRows.apply(self._anchor, rows, grads, view.index(group, lookup, lookup + 1))
+            values = GatherRows.apply(self._anchor(rows), rows, grads, view.index(group, lookup, lookup + 1))
             part = features[feature]
             out[name] = JaggedTensor(values, part.weights_or_none(), lengths=part.lengths(), offsets=part.offsets())
         return out
@@ -172,21 +184,19 @@ class EmbeddingCollection(Collection[EmbeddingConfig]):
         """As calling it, but each row once and an index into them: for features with many repeated ids, such as negatives."""
         view = self._current(features)
         rows_of: dict[int, Tensor] = {}
-        index_of: dict[tuple[int, int], np.ndarray] = {}
+        index_of: dict[tuple[int, int], Array] = {}
         for group in {group for group, _ in self._places}:
             lookups = [lookup for g, lookup in self._places if g == group]
-            indexes = [view.index(group, lookup, lookup + 1) for lookup in lookups]
             rows, grads = view.rows(group)
             if view.shares_rows:  # most rows of the window belong to other micro-batches
-                number_of = np.full(len(rows), -1, np.int32)
-                used, inverse = pooling_kernels.compact(np.concatenate(indexes), number_of)
-                indexes = np.split(inverse, np.cumsum([len(index) for index in indexes])[:-1])
-                rows_of[group] = GatherRows.apply(self._anchor, rows, grads, used)
+                used, indexes = view.used_rows(group, lookups)
+                rows_of[group] = GatherRows.apply(self._anchor(rows), rows, grads, used)
             else:
-                rows_of[group] = GatherUniqueRows.apply(self._anchor, rows, grads, view.arrived(group))
+                indexes = [view.index(group, lookup, lookup + 1) for lookup in lookups]
+                rows_of[group] = GatherUniqueRows.apply(self._anchor(rows), rows, grads, view.arrived(group))
             index_of |= {(group, lookup): index for lookup, index in zip(lookups, indexes)}
         return {
-            name: UniqueRows(rows_of[place[0]], torch.from_numpy(index_of[place]), features[feature].lengths())
+            name: UniqueRows(rows_of[place[0]], torch.as_tensor(index_of[place]), features[feature])
             for (_, feature, name), place in zip(self.lookups, self._places)
         }
 
@@ -196,7 +206,7 @@ def _same_ids(features: KeyedJaggedTensor, routed: KeyedJaggedTensor) -> bool:
     return (
         features.keys() == routed.keys()
         and features.values().data_ptr() == routed.values().data_ptr()
-        and torch.equal(features.lengths(), routed.lengths())
+        and torch.equal(features.lengths_on_host(), routed.lengths_on_host())
     )
 
 
@@ -208,7 +218,7 @@ def _of_features(features: KeyedJaggedTensor, of: Tensor, places: list[int], by_
     if not by_value and side_by_side:
         return of[samples * first : samples * after]
     ends = (
-        features.offsets()[::samples].tolist()
+        features.offsets_on_host()[::samples].tolist()
         if by_value and samples
         else [samples * f for f in range(max(places) + 2)]
     )

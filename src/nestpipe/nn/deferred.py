@@ -99,7 +99,7 @@ def _can_defer(deferred: WeightGrads, input: Tensor, parameters: Sequence[Tensor
     return (
         deferred.keeping
         and torch.is_grad_enabled()
-        and type(input) in (Tensor, nn.Parameter)
+        and _is_plain(input)
         and input.layout is torch.strided
         and input.dim() > 1
         and input.is_floating_point()
@@ -109,6 +109,11 @@ def _can_defer(deferred: WeightGrads, input: Tensor, parameters: Sequence[Tensor
         and not torch_private.is_transformed()
         and forward_ad.unpack_dual(input).tangent is None
     )
+
+
+def _is_plain(input: Tensor) -> bool:
+    """Whether it is no subclass of Tensor that gives operations another meaning.  The simulated device's gives them none."""
+    return type(input) in (Tensor, nn.Parameter) or getattr(type(input), "is_plain", False)
 
 
 class _Layers(torch.autograd.Function):

@@ -48,6 +48,9 @@ class LocalView:
         ends = self.ends[group].reshape(-1)
         return self.windows[group].inverse[int(ends[first - 1]) if first else 0 : int(ends[stop - 1])]
 
+    def used_rows(self, group: int, lookups: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+        raise NotImplementedError("all rows of a view of one batch are its own")
+
     def arrived(self, group: int) -> int:
         return len(self.windows[group])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
 from nestpipe.data.jagged import KeyedJaggedTensor
+from nestpipe.ops.rows import Array
 from nestpipe.tables.group import TableGroup
 
 
@@ -26,8 +26,11 @@ class RowView(Protocol):
     def rows(self, group: int) -> tuple[Tensor, Tensor | None]:
         """Rows [U, D] of a group, and the array that sums their gradients; None where nothing is trained."""
 
-    def index(self, group: int, first: int, stop: int) -> np.ndarray:
+    def index(self, group: int, first: int, stop: int) -> Array:
         """Places in `rows` of the ids of lookups first..stop-1 of a group, lookup after lookup."""
+
+    def used_rows(self, group: int, lookups: Sequence[int]) -> tuple[Array, list[Array]]:
+        """The places in `rows` that these lookups use, each once; and for each lookup, every id's place among them."""
 
     def arrived(self, group: int) -> int:
         """How many rows of a group, counted from the front, this micro-batch may read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nestpipe.tables.kernels import prefetch_row
+from nestpipe.ops.rows_kernels import prefetch_row
 
 
 @numba.njit(nogil=True, cache=True)

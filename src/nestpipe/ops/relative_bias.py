@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numba
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nestpipe.data.jagged import JaggedTensor
+from nestpipe.ops.lookup import lookup
 
 TIME_BUCKETS = 128
 _LOG_STEP = 0.301
@@ -27,7 +29,7 @@ def relative_bias(by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Te
     steps = torch.arange(n, device=bucket.device)
     distance = (steps[None, :] - steps[:, None] + (places - 1) // 2).clamp(0, places - 1)
     seen = (steps[None, :] <= steps[:, None])[None] & (steps[None, :, None] < lengths[:, None, None])
-    return (by_place[distance] + by_time[bucket.long()]) * seen
+    return (lookup(by_place, distance) + lookup(by_time, bucket.long())) * seen
 
 
 def time_buckets(time: JaggedTensor, longest: int) -> Tensor:
@@ -45,10 +47,16 @@ def time_buckets_reference(time: JaggedTensor, longest: int) -> Tensor:
     now, then = times[:, 1:, None], times[:, None, :-1]
     gap = torch.maximum(now, then) - torch.minimum(now, then)
     gap = torch.where(gap < 0, torch.iinfo(torch.int64).max, gap)  # beyond int64, and so beyond the last threshold
-    thresholds = torch.from_numpy(_THRESHOLDS.astype(np.int64)).to(gap.device)
+    thresholds = _thresholds_on(gap.device)
     steps = torch.arange(longest, device=gap.device)
     seen = (steps[None, :] <= steps[:, None])[None] & (steps[None, :, None] < time.lengths()[:, None, None] - 1)
     return (torch.bucketize(gap, thresholds, right=True) * seen).to(torch.int16)
+
+
+@functools.cache
+def _thresholds_on(device: torch.device) -> Tensor:
+    """Made once: an upload makes the host wait."""
+    return torch.from_numpy(_THRESHOLDS.astype(np.int64)).to(device)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nestpipe.ops.host import has_kernels
+from nestpipe.ops.lookup import lookup
 
 SHORTEST = 1e-6
 """A shorter vector counts as one of this length."""
@@ -49,7 +50,7 @@ def indexed_cosines(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
 def indexed_cosines_reference(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     """`indexed_cosines` in torch operations."""
     queries, rows = (functional.normalize(vectors, dim=1, eps=SHORTEST) for vectors in (queries, rows))
-    return torch.einsum("nd,nkd->nk", queries, functional.embedding(index.long(), rows))
+    return torch.einsum("nd,nkd->nk", queries, lookup(rows, index.long()))
 
 
 class IndexedCosines(torch.autograd.Function):

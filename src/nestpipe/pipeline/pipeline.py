@@ -13,18 +13,22 @@ from torch import Tensor, nn
 
 from nestpipe.comm.consistency import check_consistent
 from nestpipe.comm.exchange import Exchange, Traffic
+from nestpipe.comm.wire import open_wire
 from nestpipe.comm.world import World
+from nestpipe.config.checks import one_of
 from nestpipe.config.pipeline import PipelineConfig
+from nestpipe.config.training import PRECISIONS
 from nestpipe.data.batch import Batch
 from nestpipe.data.clustering import compile_clustering
 from nestpipe.dense.backward_watch import BackwardWatch
 from nestpipe.dense.replica import DenseReplica
+from nestpipe.device.choice import device_for, device_of
 from nestpipe.engine.interpreter import Engine
-from nestpipe.engine.one_shot_event import OneShotEvent
 from nestpipe.nn.collections import Collection, collections_in
 from nestpipe.pipeline.feed import BatchFeed
 from nestpipe.pipeline.micro_plan import Measured
 from nestpipe.pipeline.mixing import refuse_mixing
+from nestpipe.pipeline.moving import move_batches
 from nestpipe.pipeline.progress import REQUESTS, Progress
 from nestpipe.pipeline.stages import PipelineStages, Rate, StageFunction
 from nestpipe.pipeline.tuner import Choice, Tuner, make_plan
@@ -67,12 +71,18 @@ class TrainPipeline:
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         window_limit: int | None = None,
+        precision: str = "float32",
         check_staleness: bool = False,
         trace: bool = False,
         world: World | None = None,
         **knobs: Any,
     ) -> None:
-        """`knobs` are fields of `PipelineConfig`, given one by one instead of (or on top of) `config`."""
+        """`knobs` are fields of `PipelineConfig`, given one by one instead of (or on top of) `config`.
+
+        It trains where the model's parameters are: on the host, or on the device that the model was moved to.
+        `precision` "bf16" runs the model under bfloat16 autocast; rows and optimizer state stay as they are.
+        """
+        one_of("train.precision", precision, PRECISIONS)
         _check_arguments(dense_optimizer, sparse_optimizer, config)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"train.clip_norm must be above 0, not {clip_norm}")
@@ -95,10 +105,12 @@ class TrainPipeline:
             tables=[table for collection in collections for table in collection.tables],
         )
         traffic = Traffic()
+        self.device = device_for(device_of(model))
+        wire = open_wire(self.world, self.device, traffic)
         deferred = deferred_of(model, self.config)
         self.dense = DenseReplica(
             model.named_parameters(),
-            Exchange(self.world, "dense", traffic),
+            wire.dense,
             deferred.parameters if deferred is not None else [],
         )
         if dense_optimizer is not None:
@@ -110,6 +122,8 @@ class TrainPipeline:
             self.world,
             sparse_optimizer,
             seed,
+            device=self.device,
+            row_exchange=wire.rows,
             tier=tier,
             buffer_limit=buffer_limit,
             window_limit=window_limit,
@@ -131,9 +145,12 @@ class TrainPipeline:
             deferred,
             BackwardWatch(self.dense.buckets) if self._reduces_early and deferred is None else None,
             self._plan,
+            self.device,
+            wire.agree,
             clip_norm=clip_norm,
             table_rate=table_rate,
             dense_rate=dense_rate,
+            precision=precision,
         )
         self._start_from_rank_0()
         self._closed = False
@@ -151,7 +168,10 @@ class TrainPipeline:
             threads=self.config.schedule != "serial",
             timeline=Timeline(keep=trace),
             yielding=("storage", "writeback") if tier is not None else (),
+            device=self.device,
         )
+        self._wire = wire
+        wire.on_lost(self.engine.fail)
 
     def progress(self, batches: Iterator[Batch]) -> Progress | None:
         """Takes one step; None once the data of every worker has ended.  Workers with less data join with nothing.
@@ -162,6 +182,7 @@ class TrainPipeline:
         self._check_iterator(batches)
         self._feed.start(batches)
         begin = self._last_end or time.perf_counter()
+        self.device.begin_step()
         number = self.next_batch
         actions = BUILDERS[self.config.schedule](number, self._micro_batches(number), self._start, self.options)
         self._prepare_contexts(actions)
@@ -205,8 +226,10 @@ class TrainPipeline:
                 if context.ended:
                     return
                 if batch is not None and len(batch):
-                    with torch.no_grad(), self._stages.looking_at(MicroBatchView(context, 0, trains=False)):
-                        _, outputs = self.model(batch)
+                    context.moved = move_batches([batch], self.device)
+                    view = MicroBatchView(context, 0, False, self.device)
+                    with torch.no_grad(), self._stages.looking_at(view), self._stages.autocast():
+                        _, outputs = self.model(context.moved[0])
                     yield batch, outputs
         finally:
             self._evaluating = False
@@ -224,6 +247,7 @@ class TrainPipeline:
             self.engine.close()
         finally:
             self.sparse.close()
+            self._wire.close()
 
     def request(self, what: str) -> None:
         """Asks all workers for a "checkpoint" or to "stop": `Progress.requests` of one step says so on all.  Any thread."""
@@ -350,7 +374,9 @@ class TrainPipeline:
         """Every worker starts from worker 0's dense parameters and buffers."""
         if self.world.size > 1:
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                dist.broadcast(tensor.data, 0, group=self.world.groups["dense"])
+                here = tensor.detach().cpu()  # itself, on the host
+                dist.broadcast(here, 0, group=self.world.groups["dense"])
+                tensor.data.copy_(here)
 
     def _check_iterator(self, batches: Iterator[Batch]) -> None:
         if not hasattr(batches, "__next__"):
@@ -380,7 +406,7 @@ class TrainPipeline:
                     context.two_before = self._contexts.get(action.batch - 2)
                 if self._reduces_early:
                     made = boundary_begins(action.batch, count, self.options)
-                    context.parts[made] = [OneShotEvent() for _ in range(self.options.buckets)]
+                    context.parts[made] = [self.device.event() for _ in range(self.options.buckets)]
 
     def _micro_batches(self, batch: int) -> int:
         """Decided when the batch's context is made, which is at the same step on every worker."""

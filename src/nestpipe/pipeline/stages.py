@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +16,12 @@ from nestpipe.data.batch import Batch
 from nestpipe.dense.backward_watch import BackwardWatch
 from nestpipe.dense.replica import DenseReplica
 from nestpipe.dense.weight_grads import DeferredWeightGrads
+from nestpipe.device.backend import Device
 from nestpipe.nn.collections import Collection
 from nestpipe.nn.row_view import RowView
 from nestpipe.pipeline.feed import BatchFeed
 from nestpipe.pipeline.micro_plan import Measured, MicroPlan
+from nestpipe.pipeline.moving import move_batches
 from nestpipe.pipeline.progress import REQUESTS, NotFinite
 from nestpipe.schedule.stages import STAGES
 from nestpipe.sparse.batch_context import BatchContext, StepOutcome
@@ -44,10 +47,13 @@ class PipelineStages:
         deferred: DeferredWeightGrads | None,
         watch: BackwardWatch | None,
         plan: MicroPlan,
+        device: Device,
+        agree_exchange: Exchange,
         *,
         clip_norm: float | None,
         table_rate: Rate,
         dense_rate: Rate | None,
+        precision: str,
     ) -> None:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.sparse, self.dense = sparse, dense
@@ -55,8 +61,9 @@ class PipelineStages:
         self.last_step: tuple[int, Measured] | None = None
         """The last step and what it took here.  The next `agree` shares it with all workers."""
         self.requested: set[str] = set()
-        self._world, self._exchange = sparse.world, dense.exchange
+        self._world, self._exchange, self._device = sparse.world, agree_exchange, device
         self._collections, self._feed = collections, feed
+        self._bf16 = precision == "bf16"
         self._clip_norm, self._table_rate, self._dense_rate = clip_norm, table_rate, dense_rate
         self._base_rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
 
@@ -66,7 +73,8 @@ class PipelineStages:
 
     def use_exchange(self, exchange: Exchange) -> None:
         """Another way to talk about dense gradients: to measure a step that sends nothing."""
-        self._exchange = self.dense.exchange = exchange
+        self._exchange = exchange
+        self.dense.exchange = exchange
 
     def load(self, context: BatchContext, _: int) -> None:
         try:
@@ -77,7 +85,8 @@ class PipelineStages:
         context.has_data = bool(context.micros)
 
     def move(self, context: BatchContext, _: int) -> None:
-        """Nothing to do on a host."""
+        """The micro-batches to where the model is, in one copy; nothing to do on a host."""
+        context.moved = move_batches(context.micros, self._device)
 
     def route(self, context: BatchContext, _: int) -> None:
         try:
@@ -133,14 +142,15 @@ class PipelineStages:
         last, self.last_step = self.last_step, None
         took = (last[1].step, last[1].compute, last[1].wire) if last is not None else (0.0, 0.0, 0.0)
         requested = [float(what in self.requested) for what in REQUESTS]
-        sums = torch.tensor([context.loss_sum, context.row_squares, *took, *requested], dtype=torch.float64)
+        row_squares, dense_squares = self._read(context)
+        sums = torch.tensor([context.loss_sum, row_squares, *took, *requested], dtype=torch.float64)
         self._exchange.all_reduce(sums)
         if last is not None:
             self.plan.learn(last[0], Measured(*(sums[2:5] / self._world.size).tolist()))
         requests = frozenset(what for what, votes in zip(REQUESTS, sums[5:].tolist()) if votes)
         self.requested -= {what for what, mine in zip(REQUESTS, requested) if mine}
         loss = float(sums[0])
-        norm = math.sqrt(float(sums[1]) + self.dense.sum_of_squares()) if torch.isfinite(sums[1]) else math.nan
+        norm = math.sqrt(float(sums[1]) + dense_squares) if torch.isfinite(sums[1]) else math.nan
         context.outcome = StepOutcome(loss, math.isfinite(loss) and math.isfinite(norm), norm, requests)
         if not context.outcome.finite:
             self._refuse(context)
@@ -148,6 +158,17 @@ class PipelineStages:
             factor = self._clip_norm / (norm + 1e-6)
             self.dense.scale(factor)
             self.sparse.scale(context, factor)
+
+    def _read(self, context: BatchContext) -> tuple[float, float]:
+        """Sums of squares of row gradients and of dense gradients, and `loss_sum`: the host waits once for all of them."""
+        losses, dense = [loss for loss, _ in context.losses], self.dense.sums_of_squares()
+        found = self._device.read([*losses, *context.row_squares, *dense])
+        context.loss_sum = 0.0
+        for loss, (_, share) in zip(found, context.losses):
+            context.loss_sum += loss * share
+        squares = found[len(losses) :]
+        rows = len(context.row_squares)
+        return float(sum(squares[:rows])), float(sum(squares[rows:]))
 
     def step(self, context: BatchContext, _: int) -> None:
         if self.optimizer is None:
@@ -174,11 +195,18 @@ class PipelineStages:
             for collection in self._collections:
                 collection.look_at(None)
 
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Around the model's forward pass: bfloat16, where that is asked for."""
+        if not self._bf16:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.torch_device.type, dtype=torch.bfloat16)
+
     def _forward_backward(self, context: BatchContext, micro: int, batch: Batch) -> None:
         assert context.routes is not None
         deferring = self.deferred.keep() if self.deferred is not None else contextlib.nullcontext()
-        with self.looking_at(MicroBatchView(context, micro, trains=True)), deferring:
-            result = self.model(batch)
+        with self.looking_at(MicroBatchView(context, micro, True, self._device)), deferring:
+            with self.autocast():
+                result = self.model(context.moved[micro])
             pair = isinstance(result, tuple) and len(result) == 2
             if not (pair and isinstance(result[0], Tensor) and result[0].numel() == 1):
                 raise TypeError("the model's forward must return (loss, outputs) with a loss of one number")
@@ -192,7 +220,7 @@ class PipelineStages:
                 with self._watching(context, micro):
                     scaled.backward()
         if share:
-            context.loss_sum += float(loss.detach()) * share
+            context.losses.append((loss.detach(), share))
         context.outputs.append(outputs)
 
     def _watching(self, context: BatchContext, micro: int) -> contextlib.AbstractContextManager[None]:

@@ -34,5 +34,5 @@ def workload_of(
 
 def host_computes(model: nn.Module) -> bool:
     """Whether the host's own cores compute the dense part.  A stand-in for an accelerator says `off_host`."""
-    on_host = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    on_host = all(parameter.is_cpu for parameter in model.parameters())
     return on_host and not getattr(model, "off_host", False)

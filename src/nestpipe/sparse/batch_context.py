@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from nestpipe.data.batch import Batch
-from nestpipe.engine.one_shot_event import OneShotEvent
+from nestpipe.device.backend import Array
+from nestpipe.device.one_shot_event import OneShotEvent
 from nestpipe.keys.index import Found
 from nestpipe.keys.window import Window
 from nestpipe.schedule.action import Name
@@ -27,6 +29,20 @@ class StepOutcome:
     requests: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class RowLists:
+    """Places of rows in one group of a batch, where row operations can read them: on a device they were uploaded."""
+
+    embed_rows: Array
+    grad_rows: Array
+    last_order: Array
+    inverse: Array
+    shared: tuple[Array, Array]
+    """Places of the rows that `sync` copies: in the buffer of the batch before, and here."""
+    two_before: tuple[Array, Array]
+    """Places of the rows that `retrieve` copies: in the buffer of the batch before that, and here."""
+
+
 @dataclass
 class BatchContext:
     """One batch.  Each stage fills in its part.  Batches share nothing but the tables and the dense model."""
@@ -35,6 +51,8 @@ class BatchContext:
     micros: list[Batch] = field(default_factory=list)
     micro_batches: int = 1
     """Micro-batches of this batch, the same on every worker, with or without data."""
+    moved: list[Batch] = field(default_factory=list)
+    """The micro-batches as the model sees them: on its device."""
     has_data: bool = False
     refused: Exception | None = None
     """The error in this worker's data.  Raised when the batch is due, so that earlier batches are still trained."""
@@ -53,17 +71,21 @@ class BatchContext:
     the store already has its rows."""
     shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Per group: places of the keys that both batches hold, in the previous buffer and in this one."""
+    lists: list[RowLists] = field(default_factory=list)
+    """Per group: the places that row operations need."""
     forgotten: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
     """With `--check staleness`: groups, tables and keys that this batch's sweep marked, which start again."""
     windows: list[WindowBuffer] = field(default_factory=list)
-    arrived: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    arrived: dict[int, list[Array]] = field(default_factory=dict)
     """Per micro-batch and group: row gradients received from all workers and not accumulated yet."""
-    row_squares: float = 0.0
-    """Sum of squares of the summed gradients of this owner's rows.  Not finite if and only if one of them is not."""
+    row_squares: list[float | Tensor] = field(default_factory=list)
+    """Per group: sum of squares of the summed gradients of this owner's rows.  Not finite if and only if one of them is not."""
     outputs: list[Any] = field(default_factory=list)
     """Per micro-batch: what the model returned beside its loss; None if the micro-batch is empty on this worker."""
+    losses: list[tuple[Tensor, float]] = field(default_factory=list)
+    """Per micro-batch with loss terms: its mean loss, and its share of the global batch."""
     loss_sum: float = 0.0
-    """This worker's part of the global mean loss."""
+    """This worker's part of the global mean loss, since `agree`."""
     outcome: StepOutcome | None = None
     parts: dict[Name, list[OneShotEvent]] = field(default_factory=dict)
     """Events of actions that finish in parts: each is set when its part is final and others may use it."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-import numpy as np
-
+from nestpipe.device.backend import Device, Mark
 from nestpipe.errors import NestPipeError
 from nestpipe.tables.group import TableGroup
 
@@ -31,11 +30,13 @@ class RowBuffer:
 
     def __init__(self, pool: BufferPool, capacity: int) -> None:
         group = pool.group
-        self._pool = pool
-        self._values = np.empty((capacity, group.dim), group.dtype)
-        self._state = np.empty((capacity, group.state_width), group.dtype)
-        self._grads = np.empty((capacity, group.dim), group.dtype)
+        self._pool, self.group = pool, group
+        self._values = pool.device.allocate((capacity, group.dim), group.dtype)
+        self._state = pool.device.allocate((capacity, group.state_width), group.dtype)
+        self._grads = pool.device.allocate((capacity, group.dim), group.dtype)
         self.holders = 0
+        self.releases: list[Mark] = []
+        """What still ran on a device when a stage released this buffer."""
         self.use(0)
 
     @property
@@ -57,8 +58,8 @@ class RowBuffer:
 class BufferPool:
     """The buffers of one group.  Safe from any lane."""
 
-    def __init__(self, group: TableGroup) -> None:
-        self.group = group
+    def __init__(self, group: TableGroup, device: Device) -> None:
+        self.group, self.device = group, device
         self.row_bytes = (2 * group.dim + group.state_width) * group.dtype.itemsize
         self._free: list[RowBuffer] = []
         self._lock = threading.Lock()
@@ -77,13 +78,19 @@ class BufferPool:
                 self.bytes += buffer.capacity * self.row_bytes
                 self.peak = max(self.peak, self.bytes)
             buffer.holders = holders
+        for release in buffer.releases:
+            self.device.after(release)
+        buffer.releases.clear()
         buffer.use(rows)
         return buffer
 
     def release(self, buffer: RowBuffer, everyone: bool = False) -> None:
+        mark = self.device.mark()
         with self._lock:
             if everyone and buffer.holders == 0:
                 return  # free already
+            if mark is not None:
+                buffer.releases.append(mark)
             buffer.holders -= buffer.holders if everyone else 1
             assert buffer.holders >= 0, "a buffer was released more often than it is held"
             if buffer.holders == 0:
@@ -108,8 +115,8 @@ class BufferPool:
 class Buffers:
     """The pools of all groups under one limit."""
 
-    def __init__(self, groups: list[TableGroup], limit: int | None, batches: int = 2) -> None:
-        self.pools = [BufferPool(group) for group in groups]
+    def __init__(self, groups: list[TableGroup], limit: int | None, device: Device, batches: int = 2) -> None:
+        self.pools = [BufferPool(group, device) for group in groups]
         self.limit = limit
         self.batches = batches
         """Batches that hold buffers at the same time; the limit is for all of them."""

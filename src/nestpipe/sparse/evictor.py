@@ -16,10 +16,12 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from nestpipe.config.eviction import MAX_FREQUENCY
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab
+from nestpipe.ops import row_steps
 from nestpipe.sparse.buffers import RowBuffer
 from nestpipe.sparse.routing import OwnerPlan
 from nestpipe.tables.eviction import kernels as kernels
@@ -27,6 +29,7 @@ from nestpipe.tables.eviction.horizon import AgreedClock
 from nestpipe.tables.eviction.sweep import Sweep
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows
+from nestpipe.tables.snapshot import Values
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Evictor:
         self,
         store: KeyedRows,
         plan: OwnerPlan,
-        buffer: RowBuffer,
+        into: Values,
         skip: np.ndarray | None,
         batch: int,
         previous: OwnerPlan | None,
@@ -87,35 +90,55 @@ class Evictor:
         with self._lock if due or self._marked else contextlib.nullcontext():
             if due:
                 self._sweep(store, batch, previous, self._horizon(batch, seconds))
-            found = store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state, skip)
+            found = store.retrieve(plan.tables, plan.keys, *into, skip)
             if self._marked:
-                self._hide(store, plan, buffer, found)
+                self._hide(store, plan, into, found)
         return found
 
     def update(self, buffer: RowBuffer, batch: int, lr: float) -> None:
         """Counts the batch as a use of all its rows, then takes one optimizer step on the admitted ones."""
-        waiting = np.empty(len(buffer.state), np.int64)
         usage = self.group.eviction_columns(buffer.state)
+        if not isinstance(buffer.state, np.ndarray):
+            self._update_on_device(buffer, usage, batch, lr)
+            return
+        waiting = np.empty(len(buffer.state), np.int64)
         waiting = waiting[: kernels.count_use(usage, batch, MAX_FREQUENCY, self.policy.admit_after, waiting)]
         values, state = buffer.values[waiting], buffer.state[waiting]
         self.group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, batch + 1)
         buffer.values[waiting], buffer.state[waiting] = values, state
 
-    def writeback(self, store: KeyedRows, plan: OwnerPlan, buffer: RowBuffer, found: Found, batch: int) -> None:
+    def _update_on_device(self, buffer: RowBuffer, usage: Tensor, batch: int, lr: float) -> None:
+        """How many rows wait is known on the device only: all take the step, and those that wait take it back."""
+        usage[:, 0].add_(1).clamp_(max=MAX_FREQUENCY)
+        usage[:, 1].fill_(batch)
+        waits = usage[:, 0] < self.policy.admit_after
+        before = buffer.values.clone(), buffer.state.clone()
+        self.group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, batch + 1)
+        row_steps.keep_rows(buffer.values, buffer.state, before, waits)
+
+    def writeback(
+        self,
+        store: KeyedRows,
+        plan: OwnerPlan,
+        rows: Values,
+        found: Found,
+        batch: int,
+    ) -> None:
         """Removes what this batch's sweep marked, then writes back the admitted rows as the store does."""
         with self._lock:
             self._remove(store, batch)
+            values, state = rows
             if store.frequencies is None:
-                store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
+                store.writeback(plan.tables, plan.keys, values, state, found)
                 return
-            usage = self.group.eviction_columns(buffer.state)
+            usage = self.group.eviction_columns(state)
             waits = usage[:, 0] < self.policy.admit_after
             if not waits.any():
-                store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
+                store.writeback(plan.tables, plan.keys, values, state, found)
             else:
-                rows, waiting = np.flatnonzero(~waits), np.flatnonzero(waits)
-                found = Found(found.slots[rows], found.deletions)
-                store.writeback(plan.tables[rows], plan.keys[rows], buffer.values[rows], buffer.state[rows], found)
+                stored, waiting = np.flatnonzero(~waits), np.flatnonzero(waits)
+                found = Found(found.slots[stored], found.deletions)
+                store.writeback(plan.tables[stored], plan.keys[stored], values[stored], state[stored], found)
                 store.frequencies.put(plan.tables[waiting], plan.keys[waiting], usage[waiting])
             admitted = np.flatnonzero(usage[:, 0] == self.policy.admit_after)  # by this batch
             store.frequencies.remove(plan.tables[admitted], plan.keys[admitted])
@@ -193,17 +216,17 @@ class Evictor:
             tables = tables[comes]
         return np.bincount(tables, minlength=len(self.group.tables))
 
-    def _hide(self, store: KeyedRows, plan: OwnerPlan, buffer: RowBuffer, found: Found) -> None:
+    def _hide(self, store: KeyedRows, plan: OwnerPlan, into: Values, found: Found) -> None:
         """Makes marked keys read as if they were already removed."""
         flags = self._row_flags.rows
         gone = np.flatnonzero((found.slots >= 0) & (flags[found.slots] & kernels.MARKED != 0))
         found.slots[gone] = -1
-        store.begin(gone, plan.tables, plan.keys, buffer.values, buffer.state)
+        store.begin(gone, plan.tables, plan.keys, *into)
         if store.frequencies is not None:
             none = np.flatnonzero(found.slots < 0)
             slots = store.frequencies.index.find(plan.keys[none], plan.tables[none])
             forgotten = (slots >= 0) & (self._waiting_flags.rows[slots] & kernels.MARKED != 0)
-            buffer.state[none[forgotten]] = 0
+            into[1][none[forgotten]] = 0
 
     def _remove(self, store: KeyedRows, batch: int) -> None:
         marked = self._marked.get(batch)

@@ -15,7 +15,7 @@ import torch
 
 from nestpipe.comm.exchange import Exchange
 from nestpipe.keys.dedup import dedup_pairs
-from nestpipe.keys.window import Window, order_by
+from nestpipe.keys.window import Window, order_by, sizes_of
 
 _TABLE_BITS = 16
 
@@ -34,6 +34,9 @@ class OwnerPlan:
     """Buffer rows in the order in which their gradients arrive: by (micro-batch of last use, requester)."""
     grad_ends: np.ndarray
     """[N, W] ends of each (micro-batch, requester) in grad_rows."""
+    embed_sizes: list[list[int]]
+    """[N][W]: rows of each (micro-batch, requester) in embed_rows."""
+    grad_sizes: list[list[int]]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -144,4 +147,13 @@ def _owner_plan(group: int, messages: list[torch.Tensor], counts: np.ndarray, mi
     first = np.repeat(np.tile(np.arange(micros, dtype=np.int32), workers), received.reshape(-1))
     embed_order, embed_ends = order_by(first, requesters, micros, workers)
     grad_order, grad_ends = order_by(last, requesters, micros, workers)
-    return OwnerPlan(unique_tables, unique_keys, rows[embed_order], embed_ends, rows[grad_order], grad_ends)
+    return OwnerPlan(
+        unique_tables,
+        unique_keys,
+        rows[embed_order],
+        embed_ends,
+        rows[grad_order],
+        grad_ends,
+        sizes_of(embed_ends),
+        sizes_of(grad_ends),
+    )

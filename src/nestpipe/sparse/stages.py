@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from nestpipe.comm.exchange import Exchange, Traffic
+from nestpipe.comm.exchange import Exchange, Traffic, Transfer
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
-from nestpipe.device.array_pool import ArrayPool
+from nestpipe.device.backend import Array, Device
+from nestpipe.device.host import HostDevice
+from nestpipe.device.sim.disjoint import disjoint
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.index import Found
-from nestpipe.keys.window import Window, plan_window, run_of
+from nestpipe.keys.window import Window, micro_run, plan_window
 from nestpipe.nn.lookups import GroupLookups
-from nestpipe.sparse.batch_context import BatchContext
+from nestpipe.ops import rows
+from nestpipe.ops.pooling import WINDOW_GRADS
+from nestpipe.sparse.batch_context import BatchContext, RowLists
 from nestpipe.sparse.buffers import Buffers, RowBuffer
 from nestpipe.sparse.eviction_state import eviction_state, restore_evictors
 from nestpipe.sparse.evictor import Evicted, Evictor
@@ -30,10 +35,17 @@ from nestpipe.sparse.routing import NO_DATA, REFUSED, Routes, route
 from nestpipe.sparse.staleness import Ledger
 from nestpipe.sparse.view import MicroBatchView
 from nestpipe.sparse.window_buffer import WindowBuffer, window_bytes
-from nestpipe.tables import kernels
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.eviction.horizon import AgreedClock
 from nestpipe.tables.store import make_store
+
+_NOWHERE = np.empty(0, np.int64)
+
+
+class RowExchange(Protocol):
+    """How rows and their gradients travel."""
+
+    def exchange_rows(self, transfers: Sequence[Transfer]) -> None: ...
 
 
 class SparseStages:
@@ -45,6 +57,8 @@ class SparseStages:
         lookups: Sequence[GroupLookups],
         seed: int,
         *,
+        device: Device | None = None,
+        row_exchange: RowExchange | None = None,
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         window_limit: int | None = None,
@@ -68,8 +82,11 @@ class SparseStages:
             Evictor(group, world.size, self.clock) if group.eviction is not None else None for group in self.groups
         ]
         """Per group; None without an eviction policy."""
-        self.buffers = Buffers(self.groups, buffer_limit, batches=3 if buffer_readers == 3 else 2)
-        self._arrays = ArrayPool()
+        self._host = HostDevice()
+        self.device: Device = device or self._host
+        self.buffers = Buffers(self.groups, buffer_limit, self.device, batches=3 if buffer_readers == 3 else 2)
+        self._side_buffers = self.buffers if self.device is self._host else Buffers(self.groups, None, self._host)
+        """For lookups outside the schedule: the host does them, whatever the device."""
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
         self._holders = buffer_readers
         """Releases until a buffer is free: by its own `writeback`, by `sync` of the next batch if that reads it, and by
@@ -78,7 +95,7 @@ class SparseStages:
         """Called before a lookup outside the schedule.  Waits until the last step is in the tables."""
         self.traffic = traffic or Traffic()
         self._route_exchange = Exchange(world, "route", self.traffic)
-        self._row_exchange = Exchange(world, "network", self.traffic)
+        self._row_exchange: RowExchange = row_exchange or Exchange(world, "network", self.traffic)
         self._side_exchange = Exchange(world, "metrics")
         """For lookups outside the schedule, which may run while its lanes use the other exchanges."""
 
@@ -121,56 +138,76 @@ class SparseStages:
         if context.previous is not None:
             pairs = zip(_routes(context.previous).owned, owned)
             context.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
-        elsewhere = [places for _, places in context.shared] or [np.empty(0, np.int64)] * len(owned)
-        if context.two_before is not None:
-            elsewhere = [np.concatenate(both) for both in zip(elsewhere, self._copy_from_two_before(context))]
+        from_two_before = self._rows_two_before(context)
+        self._upload_lists(context, from_two_before)
         self.clock.note(context.number, _routes(context).seconds)
-        context.found = [self._read(context, g, skip) for g, skip in enumerate(elsewhere)]
-        for buffer, (_, places) in zip(context.buffers, context.shared):
-            kernels.poison(buffer.values, places)
+        context.found = [self._read(context, g, mine) for g, (_, mine) in enumerate(from_two_before)]
+        self._copy_from_two_before(context)
+        for buffer, lists in zip(context.buffers, context.lists):
+            rows.poison(buffer.values, lists.shared[1])
         if self.ledger is not None:
             self.ledger.poison(context)
         for buffer in context.buffers:
-            torch.from_numpy(buffer.grads).zero_()  # twice as fast as numpy's
+            rows.zero(buffer.grads)
         self._make_windows(context)
 
-    def _read(self, context: BatchContext, g: int, skip: np.ndarray) -> Found:
-        """Reads the rows of one group, except those at `skip`, which come from other batches' buffers."""
+    def _upload_lists(self, context: BatchContext, from_two_before: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Brings the places of rows to where the row operations of all stages can read them."""
+        routes, none = _routes(context), (_NOWHERE, _NOWHERE)
+        shared = context.shared or [none] * len(self.groups)
+        arrays = [
+            array
+            for plan, window, pair, old in zip(routes.owned, routes.windows, shared, from_two_before)
+            for array in (plan.embed_rows, plan.grad_rows, window.last_order, window.inverse, *pair, *old)
+        ]
+        there = self.device.upload(arrays, "network", "update", "compute")
+        context.lists = [_lists(there[at : at + 8]) for at in range(0, len(there), 8)]
+
+    def _read(self, context: BatchContext, g: int, from_two_before: np.ndarray) -> Found:
+        """Reads the rows of one group from the store, except those that come from other batches' buffers."""
         store, plan, buffer, evictor = self.stores[g], _routes(context).owned[g], context.buffers[g], self.evictors[g]
+        skip = context.shared[g][1] if context.shared else _NOWHERE
+        if len(from_two_before):
+            skip = np.concatenate([skip, from_two_before])
+        staged = self.device.stage([buffer.values, buffer.state])
+        values, state = staged.arrays
         if evictor is None:
-            return store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state, skip)
-        before = _routes(context.previous).owned[g] if context.previous is not None else None
-        found = evictor.retrieve(store, plan, buffer, skip, context.number, before, _routes(context).seconds)
-        if self.ledger is not None:
-            context.forgotten.append((g, *evictor.marked_by(store, context.number)))
+            found = store.retrieve(plan.tables, plan.keys, values, state, skip)
+        else:
+            before = _routes(context.previous).owned[g] if context.previous is not None else None
+            found = evictor.retrieve(
+                store, plan, (values, state), skip, context.number, before, _routes(context).seconds
+            )
+            if self.ledger is not None:
+                context.forgotten.append((g, *evictor.marked_by(store, context.number)))
+        self.device.send_up(staged, [buffer.values, buffer.state])
         return found
 
-    def _copy_from_two_before(self, context: BatchContext) -> list[np.ndarray]:
-        """Copies rows of `two_before` that the previous batch does not touch.
-
-        Returns, per group, their places here.
-        """
-        assert context.two_before is not None
-        before, filled = context.two_before, []
-        for old, new, theirs, mine, (_, shared) in zip(
-            before.buffers, context.buffers, _routes(before).owned, _routes(context).owned, context.shared
-        ):
+    def _rows_two_before(self, context: BatchContext) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per group: places of the rows of `two_before` that the previous batch does not touch, in its buffer and here."""
+        if context.two_before is None:
+            return [(_NOWHERE, _NOWHERE)] * len(self.groups)
+        found = []
+        for theirs, mine, (_, shared) in zip(_routes(context.two_before).owned, _routes(context).owned, context.shared):
             places, here = intersect_pairs(theirs.tables, theirs.keys, mine.tables, mine.keys)
             changing = np.zeros(len(mine), np.bool_)
             changing[shared] = True
             final = ~changing[here]
-            places, here = places[final], here[final]
-            _copy_rows(old, places, new, here)
-            filled.append(here)
-            old.release()
-        context.two_before = None
-        return filled
+            found.append((places[final], here[final]))
+        return found
+
+    def _copy_from_two_before(self, context: BatchContext) -> None:
+        if context.two_before is not None:
+            for old, new, lists in zip(context.two_before.buffers, context.buffers, context.lists):
+                _copy_rows(old, new, lists.two_before)
+                old.release()
+            context.two_before = None
 
     def sync(self, context: BatchContext) -> None:
         """Updates the rows that the previous batch changed.  From here to `update` the rows are frozen."""
         if context.previous is not None:
-            for old, new, (places, mine) in zip(context.previous.buffers, context.buffers, context.shared):
-                _copy_rows(old, places, new, mine)
+            for old, new, lists in zip(context.previous.buffers, context.buffers, context.lists):
+                _copy_rows(old, new, lists.shared)
                 old.release()
             context.previous = None
         if self.ledger is not None:
@@ -179,67 +216,68 @@ class SparseStages:
 
     def _make_windows(self, context: BatchContext) -> None:
         pairs = zip(_routes(context).windows, self.groups)
-        context.windows = [WindowBuffer(window, group, self._arrays) for window, group in pairs]
+        context.windows = [WindowBuffer(window, group, self.device) for window, group in pairs]
 
-    def embed(self, context: BatchContext, micro: int, exchange: Exchange | None = None) -> None:
+    def embed(self, context: BatchContext, micro: int) -> None:
         """Sends rows first used in `micro` from the owners' buffers to the requesters' windows."""
-        routes, me = _routes(context), self.world.rank
-        sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
-        receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
-        for buffer, memory, plan, window in zip(context.buffers, context.windows, routes.owned, routes.windows):
+        self._embed(context, micro, self.device, self._row_exchange)
+
+    def _embed(self, context: BatchContext, micro: int, device: Device, exchange: RowExchange) -> None:
+        routes, transfers = _routes(context), []
+        for buffer, memory, plan, window, lists in zip(
+            context.buffers, context.windows, routes.owned, routes.windows, context.lists
+        ):
             part = memory.open(micro)
-            for peer in range(self.world.size):
-                start, stop = window.first_range(micro, peer)
-                target = part.rows[start - part.begin : stop - part.begin]
-                first, end = run_of(plan.embed_ends, micro, peer)
-                if peer != me:
-                    receives[peer].append(target)
-                    target = torch.from_numpy(
-                        self._arrays.take((end - first, buffer.values.shape[1]), buffer.values.dtype)
-                    )
-                    sends[peer].append(target)
-                kernels.gather(buffer.values, plan.embed_rows[first:end], target.numpy())
-        (exchange or self._row_exchange).exchange(sends, receives)
+            start, stop = micro_run(window.first_ends, micro)
+            first, end = micro_run(plan.embed_ends, micro)
+            arriving = part.rows[start - part.begin : stop - part.begin]
+            leaving = self._leaving(arriving, end - first, buffer, device)
+            rows.gather(buffer.values, lists.embed_rows[first:end], leaving)
+            transfers.append(Transfer(leaving, arriving, plan.embed_sizes[micro], window.first_sizes[micro]))
+        if self.world.size > 1:
+            exchange.exchange_rows(transfers)
+
+    def _leaving(self, arriving: Array, count: int, buffer: RowBuffer, device: Device) -> Array:
+        """Memory for rows that are to be sent.  A single worker has nothing to send: they are gathered where they go."""
+        if self.world.size == 1:
+            return arriving
+        return device.empty((count, buffer.group.dim), buffer.group.dtype)
 
     def grad(self, context: BatchContext, micro: int) -> None:
         """Sends the summed gradients of rows last used in `micro` from the requesters' windows to the owners."""
-        routes, me = _routes(context), self.world.rank
-        sends: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
-        receives: list[list[torch.Tensor]] = [[] for _ in range(self.world.size)]
-        context.arrived[micro] = []
-        for memory, plan, window in zip(context.windows, routes.owned, routes.windows):
+        routes, transfers = _routes(context), []
+        for buffer, memory, plan, window, lists in zip(
+            context.buffers, context.windows, routes.owned, routes.windows, context.lists
+        ):
             part = memory.of(micro)
-            begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
-            dtype = part.grads.numpy().dtype
-            arrived = torch.from_numpy(self._arrays.take((stop - begin, part.grads.shape[1]), dtype))
-            for peer in range(self.world.size):
-                first, end = run_of(plan.grad_ends, micro, peer)
-                target = arrived[first - begin : end - begin]
-                start, last = window.last_range(micro, peer)
-                if peer != me:
-                    receives[peer].append(target)
-                    target = torch.from_numpy(self._arrays.take((last - start, part.grads.shape[1]), dtype))
-                    sends[peer].append(target)
-                order = window.last_order[start:last]
-                kernels.gather(part.grads.numpy(), order - part.begin if part.begin else order, target.numpy())
-            context.arrived[micro].append(arrived.numpy())
+            start, stop = micro_run(window.last_ends, micro)
+            first, end = micro_run(plan.grad_ends, micro)
+            arriving = self.device.empty((end - first, buffer.group.dim), buffer.group.dtype, "update")
+            leaving = self._leaving(arriving, stop - start, buffer, self.device)
+            order = lists.last_order[start:stop]
+            with disjoint(WINDOW_GRADS):
+                rows.gather(part.grads, order - part.begin if part.begin else order, leaving)
+            transfers.append(Transfer(leaving, arriving, window.last_sizes[micro], plan.grad_sizes[micro]))
             memory.close(micro)
-        self._row_exchange.exchange(sends, receives)
+        if self.world.size > 1:
+            self._row_exchange.exchange_rows(transfers)
+        context.arrived[micro] = [transfer.receive for transfer in transfers]
 
     def accumulate(self, context: BatchContext, micro: int) -> None:
         """Adds the gradients that arrived with `micro` to the owner's sums, worker after worker.
 
         The last micro-batch also computes their sum of squares, because all workers wait for `agree`, which needs it.
         """
-        for buffer, plan, arrived in zip(context.buffers, _routes(context).owned, context.arrived.pop(micro)):
-            begin, stop = run_of(plan.grad_ends, micro, 0)[0], run_of(plan.grad_ends, micro, self.world.size - 1)[1]
-            kernels.scatter_add(arrived, plan.grad_rows[begin:stop], buffer.grads)
+        arrived, plans = context.arrived.pop(micro), _routes(context).owned
+        for buffer, plan, gradients, lists in zip(context.buffers, plans, arrived, context.lists):
+            first, end = micro_run(plan.grad_ends, micro)
+            rows.add_rows(gradients, lists.grad_rows[first:end], buffer.grads)
         if micro == context.micro_batches - 1:
-            context.row_squares = float(sum(kernels.sum_of_squares(buffer.grads) for buffer in context.buffers))
+            context.row_squares = [rows.sum_of_squares(buffer.grads) for buffer in context.buffers]
 
     def scale(self, context: BatchContext, factor: float) -> None:
         for buffer in context.buffers:
-            kernels.scale(buffer.grads, np.array([factor], buffer.grads.dtype))
+            rows.scale(buffer.grads, factor)
 
     def update(self, context: BatchContext, rate: Callable[[int], float]) -> None:
         """Takes one optimizer step on every admitted row of the buffer."""
@@ -258,13 +296,16 @@ class SparseStages:
         New keys get their row here, and evicted keys lose it.
         """
         self.windows_by_micro += any(window.by_micro for window in _routes(context).windows)
+        down = self.device.bring_down([array for buffer in context.buffers for array in (buffer.values, buffer.state)])
         parts = zip(self.stores, context.buffers, _routes(context).owned, context.found, self.evictors)
-        for store, buffer, plan, found, evictor in parts:
+        for g, (store, buffer, plan, found, evictor) in enumerate(parts):
+            values, state = down.arrays[2 * g : 2 * g + 2]
             if evictor is None:
-                store.writeback(plan.tables, plan.keys, buffer.values, buffer.state, found)
+                store.writeback(plan.tables, plan.keys, values, state, found)
             else:
-                evictor.writeback(store, plan, buffer, found, context.number)
+                evictor.writeback(store, plan, (values, state), found, context.number)
             buffer.release()
+        self.device.give_back(down)
 
     def drop(self, context: BatchContext) -> None:
         """Drops a failed batch: frees its buffers and those that only it would have read, cancels its sweep."""
@@ -327,6 +368,7 @@ class SparseStages:
             "rows": sum(len(store) for store in self.stores),
             "waiting": sum(len(store.frequencies) for store in self.stores if store.frequencies is not None),
             "buffer_bytes": {"now": self.buffers.bytes, "peak": self.buffers.peak},
+            **({"device": of_device} if (of_device := self.device.figures()) else {}),
             "windows_by_micro": self.windows_by_micro,
             "bytes_sent": self.traffic.bytes_sent,
             "evicted": self.evicted(),
@@ -335,7 +377,7 @@ class SparseStages:
             figures["reads_verified"] = self.ledger.verified
         return figures
 
-    def use_row_exchange(self, exchange: Exchange) -> None:
+    def use_row_exchange(self, exchange: RowExchange) -> None:
         """Rows and their gradients travel by another exchange from now on."""
         self._row_exchange = exchange
 
@@ -351,7 +393,9 @@ class SparseStages:
     def view(self, features: KeyedJaggedTensor) -> MicroBatchView:
         """The current rows of these ids, outside any schedule: a collection's `RowSource`.  All workers call it together."""
         self.before_lookup()
-        return MicroBatchView(self.look_up(Batch(features)), 0, trains=False)
+        context = self.look_up(Batch(features))
+        context.moved = [Batch(features)]
+        return MicroBatchView(context, 0, False, self.device)
 
     def look_up(self, batch: Batch | None) -> BatchContext:
         """Routes, retrieves and embeds one batch at once, outside any schedule.  All workers call it together."""
@@ -360,16 +404,29 @@ class SparseStages:
         self.route(context, self._side_exchange)
         if not context.ended:
             self._fetch(context)
+            self._move_lookup(context)
         return context
+
+    def _move_lookup(self, context: BatchContext) -> None:
+        """What was looked up goes to where the model is."""
+        inverses = self.device.upload([lists.inverse for lists in context.lists])
+        context.lists = [replace(lists, inverse=inverse) for lists, inverse in zip(context.lists, inverses)]
+        for window in context.windows:
+            window.move(self.device)
 
     def _fetch(self, context: BatchContext) -> None:
         """Fetches the rows of a routed context outside the schedule; nothing will be written back."""
-        owned = _routes(context).owned
-        context.buffers = self.buffers.take("a lookup", [len(plan) for plan in owned], holders=1)
-        for store, plan, buffer in zip(self.stores, owned, context.buffers):
+        routes, host = _routes(context), self._host
+        context.buffers = self._side_buffers.take("a lookup", [len(plan) for plan in routes.owned], holders=1)
+        for store, plan, buffer in zip(self.stores, routes.owned, context.buffers):
             store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state)
-        self._make_windows(context)
-        self.embed(context, 0, self._side_exchange)
+        none = (_NOWHERE, _NOWHERE)
+        context.lists = [
+            RowLists(plan.embed_rows, plan.grad_rows, window.last_order, window.inverse, none, none)
+            for plan, window in zip(routes.owned, routes.windows)
+        ]
+        context.windows = [WindowBuffer(window, group, host) for window, group in zip(routes.windows, self.groups)]
+        self._embed(context, 0, host, self._side_exchange)
         for buffer in context.buffers:
             buffer.release()
 
@@ -394,7 +451,7 @@ class SparseStages:
         context = BatchContext(-1, has_data=True)
         context.routes = route(windows, 0.0, 0, 1, self._side_exchange)
         self._fetch(context)
-        return context.windows[group].of(0).rows[torch.from_numpy(windows[group].inverse).long()]
+        return context.windows[group].of(0).row_tensor[torch.from_numpy(windows[group].inverse).long()]
 
     def place_of(self, table: str) -> tuple[int, int]:
         """Group and number of a table."""
@@ -406,10 +463,15 @@ class SparseStages:
         raise ValueError(f"no table {table!r} in this model; it has {names}")
 
 
-def _copy_rows(old: RowBuffer, places: np.ndarray, new: RowBuffer, mine: np.ndarray) -> None:
-    kernels.copy_rows(old.values, places, new.values, mine)
+def _lists(of: Sequence[Array]) -> RowLists:
+    return RowLists(of[0], of[1], of[2], of[3], (of[4], of[5]), (of[6], of[7]))
+
+
+def _copy_rows(old: RowBuffer, new: RowBuffer, places: tuple[Array, Array]) -> None:
+    """`places`: in the old buffer, and in the new one."""
+    rows.copy_rows(old.values, places[0], new.values, places[1])
     if new.state.shape[1]:
-        kernels.copy_rows(old.state, places, new.state, mine)
+        rows.copy_rows(old.state, places[0], new.state, places[1])
 
 
 def _routes(context: BatchContext) -> Routes:

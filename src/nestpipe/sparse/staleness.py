@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nestpipe.device.backend import Array
 from nestpipe.errors import NestPipeError
 from nestpipe.keys.index import HashIndex
 from nestpipe.keys.slab import Slab
@@ -42,7 +43,7 @@ class Ledger:
         for g, (group, buffer, plan) in enumerate(zip(self._groups, context.buffers, context.routes.owned)):
             slots = self._index[g].insert(plan.keys, plan.tables)
             expected = self._last[g].rows[slots]
-            found = buffer.state[:, -1].astype(np.int64)
+            found = _host(buffer.state[:, -1]).astype(np.int64)
             wrong = np.flatnonzero(found != expected)
             if len(wrong):
                 i = wrong[0]
@@ -61,8 +62,12 @@ class Ledger:
 
     def poison(self, context: BatchContext) -> None:
         """Called by `retrieve`: invalidates the stamps of rows that `sync` has still to fill."""
-        for buffer, (_, places) in zip(context.buffers, context.shared):
-            buffer.state[places, -1] = UNFILLED
+        for buffer, lists in zip(context.buffers, context.lists):
+            stamps, places = buffer.state[:, -1], lists.shared[1]
+            if isinstance(stamps, np.ndarray):
+                stamps[places] = UNFILLED
+            else:
+                stamps.index_fill_(0, places, UNFILLED)
 
     def stamp(self, context: BatchContext) -> None:
         """Called by `update`: stamps the batch's rows.  A batch that fails before that leaves no trace."""
@@ -86,3 +91,8 @@ def _left_by(stamp: int) -> str:
     if stamp == UNFILLED:
         return "retrieve left it for sync"
     return f"batch {stamp - 1} left it" if stamp else "it was initialized"
+
+
+def _host(stamps: Array) -> np.ndarray:
+    """To verify stamps, the host waits for a device: a check has its price."""
+    return stamps if isinstance(stamps, np.ndarray) else stamps.cpu().numpy()

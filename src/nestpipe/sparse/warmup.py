@@ -10,13 +10,14 @@ from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.data.kernels import take_samples
+from nestpipe.device.host import HostDevice
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.window import plan_window
 from nestpipe.ops import pooling_kernels
+from nestpipe.ops import rows_kernels as kernels
 from nestpipe.sparse.buffers import BufferPool
 from nestpipe.sparse.evictor import Evictor
 from nestpipe.sparse.routing import OwnerPlan, route
-from nestpipe.tables import kernels
 from nestpipe.tables.disk.tiered_store import DiskTier, warm_up_disk
 from nestpipe.tables.eviction.horizon import AgreedClock
 from nestpipe.tables.eviction.sweep import Sweep
@@ -70,11 +71,11 @@ def _warm_up_eviction(group: TableGroup, plan: OwnerPlan, tier: DiskTier | None)
         store = make_store(strict, 0, 0, None if tier is None else replace(tier, dram_rows=1))
         evictor = Evictor(strict, 1, AgreedClock())
         for batch in (0, 3):  # at 3 the key is evicted, with or without a row, and starts again
-            buffer = BufferPool(strict).take(len(plan), 1)
+            buffer = BufferPool(strict, HostDevice()).take(len(plan), 1)
             buffer.grads.fill(0)
-            found = evictor.retrieve(store, plan, buffer, None, batch, None, 0.0)
+            found = evictor.retrieve(store, plan, (buffer.values, buffer.state), None, batch, None, 0.0)
             evictor.update(buffer, batch, 0.0)
-            evictor.writeback(store, plan, buffer, found, batch)
+            evictor.writeback(store, plan, (buffer.values, buffer.state), found, batch)
         sweep = Sweep(store.index, store.usage, np.zeros(store.index.slots_used, np.uint8), 9, len(group.tables))
         sweep.choose_rare(np.ones(len(group.tables), np.int64))
         store.close()

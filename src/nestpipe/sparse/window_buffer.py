@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nestpipe.device.array_pool import ArrayPool
+from nestpipe.device.backend import Array, Device
 from nestpipe.keys.window import Window
+from nestpipe.ops import rows
 from nestpipe.tables.group import TableGroup
 
 
@@ -21,17 +22,20 @@ class WindowRows:
     """Rows `begin`, `begin` + 1, ... of a window, and their gradients."""
 
     begin: int
-    rows: Tensor
-    grads: Tensor
+    rows: Array
+    grads: Array
+    row_tensor: Tensor
+    """The rows as the model sees them."""
+    grad_tensor: Tensor
 
 
 class WindowBuffer:
     """The memory of one window, by micro-batch.  `embed` opens it and `grad` closes it, both on the network lane."""
 
-    def __init__(self, window: Window, group: TableGroup, arrays: ArrayPool) -> None:
-        self._window, self._group, self._arrays = window, group, arrays
+    def __init__(self, window: Window, group: TableGroup, device: Device) -> None:
+        self._window, self._group, self._device = window, group, device
         self._open: dict[int, WindowRows] = {}
-        self._closed_finite = True
+        self._closed_finite: Tensor | None = None
         self._whole = None if window.by_micro else self._make(0, len(window))
 
     def open(self, micro: int) -> WindowRows:
@@ -49,15 +53,27 @@ class WindowBuffer:
     def close(self, micro: int) -> None:
         """Called after the gradients of a micro-batch have been sent."""
         if self._whole is None:
-            self._closed_finite &= bool(torch.isfinite(self._open.pop(micro).grads).all())
+            finite = torch.isfinite(self._open.pop(micro).grad_tensor).all()
+            self._closed_finite = finite if self._closed_finite is None else self._closed_finite & finite
 
     def finite(self) -> bool:
         """Whether all of this worker's own gradients are finite."""
-        return self._closed_finite if self._whole is None else bool(torch.isfinite(self._whole.grads).all())
+        if self._whole is not None:
+            return bool(torch.isfinite(self._whole.grad_tensor).all())
+        return self._closed_finite is None or bool(self._closed_finite)
+
+    def move(self, device: Device) -> None:
+        """Rows that were looked up on the host go to `device`.  They have no gradients."""
+        if self._device is not device and self._whole is not None:
+            values = device.upload([self._whole.rows])[0]
+            none = device.empty((0, self._group.dim), self._group.dtype)
+            self._whole = WindowRows(0, values, none, device.tensor(values), device.tensor(none))
 
     def _make(self, begin: int, count: int) -> WindowRows:
-        rows, grads = (self._arrays.take((count, self._group.dim), self._group.dtype) for _ in range(2))
-        return WindowRows(begin, torch.from_numpy(rows), torch.from_numpy(grads).zero_())
+        shape, dtype = (count, self._group.dim), self._group.dtype
+        values, grads = (self._device.empty(shape, dtype, "network", "compute") for _ in range(2))
+        rows.zero(grads)
+        return WindowRows(begin, values, grads, self._device.tensor(values), self._device.tensor(grads))
 
 
 def window_bytes(window: Window, group: TableGroup) -> int:

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from nestpipe.config.eviction import EvictionPolicy
+from nestpipe.ops.rows import Array
 from nestpipe.tables.config import DTYPES, TableConfig
 from nestpipe.tables.optimizers import SparseOptimizer
 
@@ -47,13 +49,14 @@ class TableGroup:
         """Integers as wide as the group's floats."""
         return np.dtype(f"i{self.dtype.itemsize}")
 
-    def eviction_columns(self, state: np.ndarray) -> np.ndarray:
+    def eviction_columns(self, state: Array) -> Array:
         """The usage [R, 2] in state [R, S]: each row's frequency and last batch, a view of the bits as integers.
 
         As floats they would be exact only up to 2**24.  State is only ever copied bit for bit, so integers are safe
         there.
         """
-        return state.view(self.eviction_dtype)[:, self.optimizer_width : self.optimizer_width + 2]
+        integers = self.eviction_dtype if isinstance(state, np.ndarray) else getattr(torch, self.eviction_dtype.name)
+        return state.view(integers)[:, self.optimizer_width : self.optimizer_width + 2]
 
     @property
     def kept_width(self) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 
 from nestpipe.keys.index import Found, HashIndex
 from nestpipe.keys.mixing import mix
-from nestpipe.tables import kernels
 from nestpipe.tables.eviction.frequency import FrequencyTable
+from nestpipe.tables.first_values import first_values
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.snapshot import Changes, Snapshot, Values
 
@@ -141,7 +141,7 @@ class KeyedRows(ABC):
         """Gives the keys at these places their first values and zero state, and their usage where it is known."""
         state[missing] = 0
         if len(missing):
-            kernels.first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)
+            first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)
             if self.frequencies is not None:
                 self._recall(self.frequencies, missing, tables, keys, state)
 

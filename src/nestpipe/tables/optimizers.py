@@ -1,7 +1,7 @@
 """Sparse optimizers: one step per touched row and batch, on the row's summed gradient, fused in one pass.
 
 An optimizer is a frozen dataclass of its settings.  `state_width(dim)` is the number of state values per row; `apply`
-runs a numba kernel over the rows of a buffer.  Rows that a batch does not touch do not change, and neither do Adam's
+steps all rows of a buffer (`ops/row_steps.py`).  Rows that a batch does not touch do not change, and neither do Adam's
 moments ("lazy").
 """
 
@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from nestpipe.tables import kernels
+from nestpipe.ops import row_steps
+from nestpipe.ops.rows import Array
 
 
 class SparseOptimizer(Protocol):
@@ -24,8 +23,8 @@ class SparseOptimizer(Protocol):
 
     def state_width(self, dim: int) -> int: ...
 
-    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
-        """Updates values [R, D] and state [R, S] in place from grads [R, D].
+    def apply(self, values: Array, state: Array, grads: Array, lr: float, step: int) -> None:
+        """Updates values [R, D] and state [R, S] in place from grads [R, D]: numpy arrays on the host, tensors on a device.
 
         The first `state_width(D)` columns of `state` are the optimizer's, all zero for a new row; columns behind them belong
         to eviction and staleness checks.  `lr` is this step's rate; `step` counts from 1.
@@ -49,8 +48,8 @@ class SGD:
     def state_width(self, dim: int) -> int:
         return 0
 
-    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
-        kernels.sgd(values, grads, np.array([lr], values.dtype))
+    def apply(self, values: Array, state: Array, grads: Array, lr: float, step: int) -> None:
+        row_steps.sgd(values, grads, lr)
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class RowWiseAdagrad:
     def state_width(self, dim: int) -> int:
         return 1
 
-    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
-        kernels.rowwise_adagrad(values, state, grads, np.array([lr, self.eps], values.dtype))
+    def apply(self, values: Array, state: Array, grads: Array, lr: float, step: int) -> None:
+        row_steps.rowwise_adagrad(values, state, grads, lr, self.eps)
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ class Adagrad:
     def state_width(self, dim: int) -> int:
         return dim
 
-    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
-        kernels.adagrad(values, state, grads, np.array([lr, self.eps], values.dtype))
+    def apply(self, values: Array, state: Array, grads: Array, lr: float, step: int) -> None:
+        row_steps.adagrad(values, state, grads, lr, self.eps)
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,10 @@ class Adam:
     def state_width(self, dim: int) -> int:
         return 2 * dim
 
-    def apply(self, values: np.ndarray, state: np.ndarray, grads: np.ndarray, lr: float, step: int) -> None:
+    def apply(self, values: Array, state: Array, grads: Array, lr: float, step: int) -> None:
         beta1, beta2 = self.betas
         step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-        kernels.adam(values, state, grads, np.array([step_size, 1 - beta1, 1 - beta2, self.eps], values.dtype))
+        row_steps.adam(values, state, grads, step_size, 1 - beta1, 1 - beta2, self.eps)
 
 
 OPTIMIZERS: dict[str, type[Any]] = {"sgd": SGD, "rowwise_adagrad": RowWiseAdagrad, "adagrad": Adagrad, "adam": Adam}

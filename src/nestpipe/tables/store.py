@@ -6,7 +6,7 @@ import numpy as np
 
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab, machine_bytes
-from nestpipe.tables import kernels
+from nestpipe.ops import rows_kernels as kernels
 from nestpipe.tables.disk.tiered_store import DiskTier, TieredRowStore
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows

@@ -16,6 +16,7 @@ from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError, Source
 from nestpipe.data.stream import Position
 from nestpipe.dense.replica import DenseReplica
+from nestpipe.device.choice import has_fused_optimizers, named_device
 from nestpipe.models.kinds import make_model
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.pipeline.workload import deferred_of, workload_of
@@ -48,7 +49,8 @@ def dense_optimizer(section: DenseConfig, model: nn.Module) -> torch.optim.Optim
         return torch.optim.Adagrad(parameters, **common, **eps)
     # fused: one pass over each parameter instead of ten small operations
     kind = torch.optim.AdamW if section.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, betas=section.betas, fused=True, **common, **eps)
+    fused = has_fused_optimizers(parameters[0].device)
+    return kind(parameters, betas=section.betas, fused=fused, **common, **eps)
 
 
 def open_source(recipe: Recipe, split: str, world: World) -> Source:
@@ -77,7 +79,7 @@ def make_pipeline(
 
     `empty`: without the rows that tables.initial names, since all rows will come from a checkpoint.
     """
-    model = build_model(recipe, source)
+    model = build_model(recipe, source).to(named_device(recipe.train.device))
     torch.manual_seed(recipe.train.seed * 1_000_003 + world.rank)
     pipeline = TrainPipeline(
         model,
@@ -91,6 +93,7 @@ def make_pipeline(
         tier=disk_tier(recipe.tables),
         buffer_limit=_bytes(recipe.memory.buffer_limit),
         window_limit=_bytes(recipe.memory.window_limit),
+        precision=recipe.train.precision,
         check_staleness=check_staleness,
         trace=trace,
         world=world,

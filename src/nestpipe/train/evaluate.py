@@ -52,7 +52,7 @@ def _ranking(pipeline: TrainPipeline, stream: Stream, catalogue: np.ndarray, sec
         target = np.searchsorted(catalogue, features["target"].values().numpy())
         history = features["history"]
         seen = np.searchsorted(catalogue, history.values().numpy())
-        scores = queries.to(items.dtype) @ items.T
+        scores = queries.to(items) @ items.T
         exclude = (torch.from_numpy(seen), history.offsets())
         metrics.update(target_ranks(scores, torch.from_numpy(target), exclude))
     return metrics.compute(pipeline.world.groups.get("metrics"))

@@ -26,7 +26,8 @@ class ClickMetrics:
     """AUC, normalised entropy, log loss and calibration of predicted clicks, from all scores of all workers.
 
     `logits` says whether `update` is given logits or probabilities; it is not guessed from the values.  Scores are kept
-    in float64 (16 bytes a sample with the label) on `device`, which must be one that the process group can send from.
+    in float64 (16 bytes a sample with the label) where they were made, so that nobody waits for a device before `compute`.
+    That takes place on `device`, which must be one that the process group can send from.
     """
 
     def __init__(self, logits: bool = True, device: torch.device | str = "cpu") -> None:
@@ -48,7 +49,7 @@ class ClickMetrics:
         if not self.logits and bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError("probabilities must be from 0 to 1; for logits make ClickMetrics(logits=True)")
         # A copy, as the caller may reuse its tensors for the next batch.
-        self._scores.append(scores.detach().flatten().to(self.device, torch.float64, copy=True))
+        self._scores.append(scores.detach().flatten().to(torch.float64, copy=True))
         self._labels.append(labels.detach().flatten().to(self.device, torch.float64, copy=True))
 
     def compute(self, group: dist.ProcessGroup | None = None) -> dict[str, float]:
@@ -58,7 +59,8 @@ class ClickMetrics:
         clicks / clicks) when there are no clicks.  Without samples, or with a nan score, all but `samples` are nan.
         """
         empty = torch.empty(0, dtype=torch.float64, device=self.device)
-        mine = torch.stack([torch.cat([empty, *self._scores]), torch.cat([empty, *self._labels])])
+        scores = torch.cat(self._scores).to(self.device) if self._scores else empty
+        mine = torch.stack([scores, torch.cat([empty, *self._labels])])
         if _workers(group) == 1:
             return self._evaluate(mine)
 

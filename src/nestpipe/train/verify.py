@@ -20,6 +20,7 @@ from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.train.build import make_pipeline, open_source, train_stream
 from nestpipe.train.digest import dense_state
+from nestpipe.train.simulated import SimulatedOrders
 
 CHUNK = 1 << 16
 
@@ -51,16 +52,32 @@ class Difference:
 class Run:
     pipeline: TrainPipeline
     losses: list[float]
+    evicted: dict[tuple[str, int], np.ndarray]
+    """Keys by (table, batch)."""
 
 
 def verify(
-    recipe: Recipe, steps: int, world: World, tell: Callable[[float, str], None], check_staleness: bool = False
+    recipe: Recipe,
+    steps: int,
+    world: World,
+    tell: Callable[[float, str], None],
+    check_staleness: bool = False,
+    orders: int = 0,
 ) -> dict[str, Any]:
-    """Compares; the same result on every worker."""
+    """Compares; the same result on every worker.
+
+    `orders`: on the simulated device, the schedule runs in its late order and in this many seeded ones, and each is compared.
+    """
     schedule = recipe.pipeline.schedule
-    other = _run(
-        recipe, steps, world, lambda done: tell(done / 2, f"{schedule}, step {done * steps:.0f}"), check_staleness
-    )
+    simulated = SimulatedOrders(orders, steps) if recipe.train.device == "sim" else None
+    runs = 2 + (orders if simulated is not None else 0)
+
+    def tell_of(run: int, name: str) -> Callable[[float], None]:
+        return lambda done: tell((run + done) / runs, f"{name}, step {done * steps:.0f}")
+
+    if simulated is not None:
+        simulated.begin_late()
+    other = _run(recipe, steps, world, tell_of(0, schedule), check_staleness, simulated)
     chosen = [list(choice) for choice in other.pipeline.micro_batch_choices]  # what "auto" has chosen is given back
     recipe = replace(recipe, pipeline=replace(recipe.pipeline, micro_batches=chosen))
     if (
@@ -68,9 +85,7 @@ def verify(
     ):  # and so is what the clock has said
         horizons = [list(pair) for pair in other.pipeline.ttl_horizons()]
         recipe = replace(recipe, tables=replace(recipe.tables, ttl_horizons=horizons))
-    serial = _run(
-        _with(recipe, "serial"), steps, world, lambda done: tell(0.5 + done / 2, f"serial, step {done * steps:.0f}")
-    )
+    serial = _run(_with(recipe, "serial"), steps, world, tell_of(1, "serial"))
     compared = {
         "rows": _total(world, sum(len(store) for store in serial.pipeline.stores)),
         "state": _total(world, sum(len(s) * s.group.optimizer_width for s in serial.pipeline.stores)),
@@ -79,9 +94,15 @@ def verify(
         "losses": len(serial.losses),
     }
     difference = _first_difference(serial, other, world)
-    serial.pipeline.close()
     other.pipeline.close()
-    if difference is not None and difference.what != "losses":
+    if simulated is not None:
+        for number, order in enumerate(simulated.seeded(), start=2):
+            if difference is None:
+                again = _run(recipe, steps, world, tell_of(number, f"{schedule}, {order}"), check_staleness, simulated)
+                difference = _first_difference(serial, again, world)
+                again.pipeline.close()
+    serial.pipeline.close()
+    if difference is not None and difference.what != "losses" and simulated is None:
         difference = replace(difference, step=_parting_step(recipe, difference.step, world, tell))
     return {
         "equal": difference is None,
@@ -90,6 +111,7 @@ def verify(
         "micro_batches": chosen[0][1] if len(chosen) == 1 else chosen,
         "steps": len(serial.losses),
         "compared": compared,
+        **({"simulated": simulated.figures()} if simulated is not None else {}),
         "first_difference": None if difference is None else {**asdict(difference), "text": str(difference)},
     }
 
@@ -98,18 +120,29 @@ def _with(recipe: Recipe, schedule: str) -> Recipe:
     return replace(recipe, pipeline=recipe.pipeline.changed(schedule=schedule))
 
 
-def _run(recipe: Recipe, steps: int, world: World, tell: Callable[[float], None], check_staleness: bool = False) -> Run:
+def _run(
+    recipe: Recipe,
+    steps: int,
+    world: World,
+    tell: Callable[[float], None],
+    check_staleness: bool = False,
+    simulated: SimulatedOrders | None = None,
+) -> Run:
     torch.set_num_threads(recipe.train.threads)
     source = open_source(recipe, "train", world)
     pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
     stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps)), source, world)
     losses: list[float] = []
+    if simulated is not None:
+        simulated.begin()
     while len(losses) < steps and (step := pipeline.progress(stream)):
         losses.append(step.loss)
         tell(len(losses) / steps)
     pipeline.settle()
+    if simulated is not None:
+        simulated.note()
     stream.close()
-    return Run(pipeline, losses)
+    return Run(pipeline, losses, {(e.table, e.batch): e.keys for e in pipeline.take_evicted()})
 
 
 def _first_difference(serial: Run, other: Run, world: World) -> Difference | None:
@@ -187,7 +220,7 @@ def _waiting_difference(a: FrequencyTable, b: FrequencyTable, number: int, name:
 
 def _eviction_difference(serial: Run, other: Run) -> Difference | None:
     """In who was evicted, and when."""
-    lists = [{(e.table, e.batch): e.keys for e in run.pipeline.take_evicted()} for run in (serial, other)]
+    lists = [serial.evicted, other.evicted]
     nobody = np.empty(0, np.int64)
     for table, batch in sorted({*lists[0], *lists[1]}):
         a_keys, b_keys = (found.get((table, batch), nobody) for found in lists)
@@ -212,7 +245,7 @@ def _unequal(left: np.ndarray, right: np.ndarray) -> tuple[int, int] | None:
 def _dense_difference(serial: Run, other: Run) -> Difference | None:
     from_other = dict(dense_state(other.pipeline))
     for name, tensor in sorted(dense_state(serial.pipeline), key=lambda item: item[0]):
-        left, right = tensor.detach().flatten(), from_other[name].detach().flatten()
+        left, right = tensor.detach().cpu().flatten(), from_other[name].detach().cpu().flatten()
         raw = [t.contiguous().view(torch.uint8).view(t.numel(), -1) for t in (left, right)]
         different = (raw[0] != raw[1]).any(dim=1).nonzero()
         if len(different):

@@ -9,7 +9,7 @@ import numpy as np
 
 from nestpipe.keys.index import Found
 from nestpipe.keys.slab import Slab
-from nestpipe.tables import kernels
+from nestpipe.ops import rows_kernels as kernels
 from nestpipe.tables.disk import kernels as disk_kernels
 from nestpipe.tables.disk.hot_rows import HotRows
 from nestpipe.tables.disk.log import SEGMENT_BYTES, DiskLog

@@ -1,0 +1,1 @@
+"""What operations do on the simulated device: one file per kind."""
