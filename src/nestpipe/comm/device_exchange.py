@@ -65,7 +65,7 @@ class CollectiveWatch:
                 time.sleep(POLL_SECONDS)
 
     def _error_of(self, work: dist.Work, since: float) -> PeerLost | None:
-        failed = getattr(work, "exception", lambda: None)()
+        failed = _exception_of(work)
         if failed is not None:
             text = str(failed).lower()
             late = "timed out" in text or "timeout" in text
@@ -109,3 +109,12 @@ class DeviceExchange:
         self._watch.add(work)
         work.wait()  # the stream waits, not the host
         self.traffic.add(sent.numel() * sent.element_size(), 1)
+
+
+def _exception_of(work: dist.Work) -> BaseException | None:
+    """What broke a collective; backends tell it by value or by raising it."""
+    try:
+        failed: BaseException | None = work.exception()
+    except Exception as error:
+        return error
+    return failed
