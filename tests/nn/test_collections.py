@@ -326,3 +326,5 @@ def test_tables_configs_are_checked() -> None:
     for bad in ({"embedding_dim": 0}, {"feature_names": []}, {"dtype": "int8"}, {"init": "ones"}, {"init_scale": -1.0}):
         with pytest.raises(ValueError, match=f"table 'a'.*{next(iter(bad))}"):
             TableConfig(**{"name": "a", "embedding_dim": 2, "feature_names": ["f"], **bad})
+    with pytest.raises(TypeError, match=r"feature_names is a list of names, not 'item': use \['item'\]"):
+        EmbeddingBagConfig("a", 2, "item")

@@ -345,8 +345,12 @@ def test_a_model_that_returns_something_else_is_told(wrong: Callable[[Tensor, Ba
         ({"micro_batches": 0}, r"pipeline\.micro_batches must be from 1 to 32767, .* not 0"),
         ({"micro_batches": -3}, r"pipeline\.micro_batches must be .*-3"),
         ({"micro_batches": 40_000}, r"pipeline\.micro_batches must be .*40000"),
-        ({"clip_norm": 0.0}, "clip_norm must be above 0, not 0"),
-        ({"clip_norm": math.nan}, "clip_norm must be above 0, not nan"),
+        ({"clip_norm": 0.0}, r"train\.clip_norm must be above 0 and finite, not 0"),
+        ({"clip_norm": math.nan}, r"train\.clip_norm must be above 0 and finite, not nan"),
+        ({"clip_norm": math.inf}, r"train\.clip_norm must be above 0 and finite, not inf"),
+        ({"buffer_limit": -1}, r"memory\.buffer_limit must be above 0 and finite, not -1"),
+        ({"window_limit": 0}, r"memory\.window_limit must be above 0 and finite, not 0"),
+        ({"precision": "fp8"}, r"train\.precision must be one of float32, bf16, not 'fp8'"),
     ],
 )
 def test_bad_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -15,7 +15,7 @@ from nestpipe.comm.consistency import check_consistent
 from nestpipe.comm.exchange import Exchange, Traffic
 from nestpipe.comm.wire import open_wire
 from nestpipe.comm.world import World
-from nestpipe.config.checks import one_of
+from nestpipe.config.checks import above_zero, one_of
 from nestpipe.config.pipeline import PipelineConfig
 from nestpipe.config.training import PRECISIONS
 from nestpipe.data.batch import Batch
@@ -84,8 +84,9 @@ class TrainPipeline:
         """
         one_of("train.precision", precision, PRECISIONS)
         _check_arguments(dense_optimizer, sparse_optimizer, config)
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"train.clip_norm must be above 0, not {clip_norm}")
+        above_zero("train.clip_norm", clip_norm)
+        above_zero("memory.buffer_limit", buffer_limit)
+        above_zero("memory.window_limit", window_limit)
         self.config = (config or PipelineConfig()).changed(**knobs)
         refuse_mixing(model, self.config.micro_batches)
         self.model = model

@@ -39,6 +39,10 @@ class TableConfig:
             raise ValueError("a table needs a name")
         if self.embedding_dim < 1:
             raise ValueError(f"{where}: embedding_dim must be at least 1, not {self.embedding_dim}")
+        if isinstance(self.feature_names, str):
+            raise TypeError(
+                f"{where}: feature_names is a list of names, not {self.feature_names!r}: use [{self.feature_names!r}]"
+            )
         if not self.feature_names:
             raise ValueError(f"{where}: feature_names is empty, so no feature would use the table")
         if self.dtype not in DTYPES:
