@@ -90,6 +90,7 @@ def test_forward(
     assert same_bits(out.tensor, wanted) and out.intact()
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(BAGS, DIMS, st.booleans(), st.booleans(), FLOATS, SEEDS)
 @example([], 3, True, True, torch.float32, 0)
@@ -128,6 +129,7 @@ def test_lists_of_a_batch() -> None:
     assert order.tolist() == [3, 0, 1, 2, 4] and ascending.tolist() == [1, 7, 7, 7, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_programs_in_any_order(weighted: bool) -> None:
     """Promise: bits do not depend on which program runs first."""

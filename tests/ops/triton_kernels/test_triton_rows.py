@@ -99,6 +99,7 @@ def test_a_gradient_that_is_not_finite_shows(bad: float) -> None:
     assert not math.isfinite(rows_triton.sum_of_squares(grads).item())
 
 
+@pytest.mark.slow
 def test_programs_in_any_order() -> None:
     """Promise: bits do not depend on which program runs first."""
     torch.manual_seed(0)
