@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -111,9 +112,15 @@ def hold(pipeline: TrainPipeline, held: str, until: str, later: int) -> None:
     def event(stage: str, batch: int) -> threading.Event:
         return performed.setdefault((stage, batch), threading.Event())
 
+    def comes(batch: int) -> bool:
+        """Whether the adversary may still hope for it."""
+        ended = pipeline.engine._ended_at
+        return batch >= 0 and pipeline.engine._failure is None and (ended is None or batch < ended)
+
     def before(action: Action, context: Any) -> None:
-        if action.stage == held and action.batch + later >= 0:
-            event(until, action.batch + later).wait(PATIENCE)
+        waited, batch, give_up = action.stage == held, action.batch + later, time.monotonic() + PATIENCE
+        while waited and comes(batch) and time.monotonic() < give_up:
+            waited = not event(until, batch).wait(0.05)
 
     def after(action: Action, context: Any) -> None:
         if action.stage == until and is_last(action, context):
@@ -154,7 +161,7 @@ def weight_grad_fails(pipeline: TrainPipeline, batch: int) -> None:
     def failing(context: Any, micro: int) -> None:
         weight_grad(context, micro)
         if context.number == batch:
-            written.wait(1.0)
+            written.wait(2.0)
             raise ArithmeticError("weight_grad fails at its end")
 
     def telling(context: Any, micro: int) -> None:
@@ -394,9 +401,9 @@ WAITS: dict[Wait, Trial] = {
     ("grad", "compute", 0): trial(),
     ("accumulate", "grad", 0): trial(),
     ("agree", "accumulate", 0): trial(),
-    ("step", "agree", 0): trial(),
     ("writeback", "update", 0): trial(),
     ("update", "agree", 0): trial("clipped"),
+    ("step", "agree", 0): trial("clipped"),
     ("reduce", "weight_grad", 0): trial(workers=2, said="2 workers"),
     ("reduce", "compute", 0): trial("undeferred", workers=2, said="2 workers"),
     ("retrieve", "update", 2): trial("early retrieve"),
@@ -496,8 +503,12 @@ GUARDS: dict[str, tuple[Change, Trial]] = {
     "record_stream of moved batches": (
         ("record_stream", "move_batches"),
         trial(
-            said="dropped after the last compute",
-            changes=(("drop", "moved", "compute"), ("hold", "move", "compute", -3), ("hold", "agree", "move", 3)),
+            said="dropped after weight_grad",
+            changes=(
+                ("drop", "moved", "weight_grad"),
+                ("hold", "move", "weight_grad", -3),
+                ("hold", "agree", "move", 3),
+            ),
         ),
     ),
     "record_stream of gradients that arrive": (("record_stream", "grad"), trial()),
