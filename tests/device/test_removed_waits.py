@@ -506,6 +506,7 @@ def named(wait: Wait) -> str:
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
 def test_every_needed_wait_of_streams(schedule: str) -> None:
     """Promise: a missing wait is a wrong number, a NaN or a race here, not in somebody's cluster."""
+    assert right_of(trial().under(schedule)) == right_of(trial().under("serial"))
     removed = {named(wait): who_notices(how.under(schedule), ("streams", wait)) for wait, how in WAITS.items()}
     show(f"{schedule}: waits of streams removed, and who noticed", removed)
 
