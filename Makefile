@@ -58,6 +58,15 @@ docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/; fails o
 	@$(BIN)/python docs/assemble.py
 	@$(BIN)/zensical build --strict --clean
 
+$(VENV)/.installed-triton: $(VENV)/.installed
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[triton]'
+	@touch $@
+
+DEVICE ?= auto
+.PHONY: accelerator-check
+accelerator-check: $(VENV)/.installed-triton  ## exactness, sanitizer, kernels and speed on an accelerator; DEVICE=sim runs it anywhere
+	@$(BIN)/python bench/accelerator_check.py --device $(DEVICE)
+
 debian:  ## Debian packages that a bare image lacks (root)
 	apt-get update -qq && apt-get install -y -qq python3 python3-venv python3-dev make bsdextrautils iproute2 chromium
 

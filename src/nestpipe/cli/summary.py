@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from nestpipe.device.launches import waits_in_words
+
 
 def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> None:
     """On standard error; `metrics` are the held-out metrics in words, `page` is the run's report."""
@@ -18,6 +20,12 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
         f"({summary['samples_per_s']:,.0f} samples/s) on {workers}, {summary['rows']:,} rows on the first"
     )
     console.print(_stages(summary), soft_wrap=False)
+    if "device" in summary:
+        memory = {when: f"{count / 2**20:,.1f} MB" for when, count in summary["device"]["bytes"].items()}
+        console.print(waits_in_words(summary["device"], summary["steps"], summary["step_ms"]))
+        console.print(
+            f"device memory {memory['now']}, at its peak {memory['peak']}; times above are those at which the host issued work"
+        )
     if summary["windows_by_micro"]:
         console.print(
             f"worker 0 deduplicated {summary['windows_by_micro']:,} of {summary['steps']:,} batches per micro-batch, which sends "

@@ -19,11 +19,9 @@ from torch import Tensor
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.exchange import Traffic, Transfer, lost, waited_in_vain
 from nestpipe.comm.world import World
+from nestpipe.device import doing
 
 POLL_SECONDS = 0.05
-
-doing = threading.local()
-"""`doing.what`: the action that this thread performs, for errors that another thread notices."""
 
 
 class CollectiveWatch:
@@ -43,7 +41,7 @@ class CollectiveWatch:
         self._groups.append(group)
 
     def add(self, work: dist.Work) -> None:
-        self._pending.append((work, time.monotonic(), _what()))
+        self._pending.append((work, time.monotonic(), doing.in_words()))
         self._news.set()
 
     def close(self) -> None:
@@ -69,7 +67,9 @@ class CollectiveWatch:
     def _error_of(self, work: dist.Work, since: float) -> PeerLost | None:
         failed = getattr(work, "exception", lambda: None)()
         if failed is not None:
-            return lost(self._world)
+            text = str(failed).lower()
+            late = "timed out" in text or "timeout" in text
+            return waited_in_vain(self._world) if late else lost(self._world)
         overdue = time.monotonic() - since > self._world.timeout and not work.is_completed()
         return waited_in_vain(self._world) if overdue else None
 
@@ -109,8 +109,3 @@ class DeviceExchange:
         self._watch.add(work)
         work.wait()  # the stream waits, not the host
         self.traffic.add(sent.numel() * sent.element_size(), 1)
-
-
-def _what() -> str:
-    action = getattr(doing, "what", None)
-    return "a collective" if action is None else f"{action.stage} of batch {action.batch}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nestpipe.device import doing
 from nestpipe.device.backend import Staged
 from nestpipe.device.one_shot_event import OneShotEvent
 from nestpipe.device.staging import NUMPY_DTYPES, TORCH_DTYPES, Staging, places_of, views_of
@@ -26,6 +28,8 @@ HOST_LANES = ("data", "route")
 STREAM_LANES = ("copy", "storage", "network", "dense", "update", "writeback")
 CALLERS_LANE = "compute"
 """The stream on which the caller is when it calls `progress`."""
+SLACK = 60.0
+"""Seconds that a backend's own watchdog waits longer than ours."""
 BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}
 
 
@@ -59,6 +63,8 @@ class Accelerator:
         self._streams: dict[str, Any] = {lane: self.module.Stream(self.torch_device) for lane in STREAM_LANES}
         self._on_host = threading.local()
         self._staging = Staging(self._pinned)
+        self._waits: dict[str, list[float]] = {}
+        """Of the host for the device, by stage: how often, and seconds."""
 
     # Lanes and events
 
@@ -138,7 +144,11 @@ class Accelerator:
         for here, there in zip(staged.arrays, arrays):
             if here.size:
                 torch.from_numpy(here).copy_(there, non_blocking=True)
+        began = time.perf_counter()
         self.mark().synchronize()
+        wait = self._waits.setdefault(doing.stage(), [0, 0.0])
+        wait[0] += 1
+        wait[1] += time.perf_counter() - began
         return staged
 
     def give_back(self, staged: Staged) -> None:
@@ -154,10 +164,17 @@ class Accelerator:
         self.give_back(staged)
         return [next(numbers) if isinstance(value, Tensor) else float(value) for value in values]
 
-    def memory(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         return {
-            "now": self.module.memory_allocated(self.torch_device),
-            "peak": self.module.max_memory_allocated(self.torch_device),
+            "name": str(self.torch_device),
+            "bytes": {
+                "now": self.module.memory_allocated(self.torch_device),
+                "peak": self.module.max_memory_allocated(self.torch_device),
+            },
+            "pinned_bytes": self._staging.bytes,
+            "host_waits": {
+                stage: {"count": int(count), "seconds": seconds} for stage, (count, seconds) in self._waits.items()
+            },
         }
 
     def _shared(self, tensor: Tensor, lanes: Sequence[str]) -> Tensor:
@@ -175,7 +192,9 @@ class Accelerator:
     # Wire
 
     def new_group(self, seconds: float) -> dist.ProcessGroup:
-        timeout = timedelta(seconds=seconds)
+        timeout = timedelta(
+            seconds=2 * seconds + SLACK
+        )  # `CollectiveWatch` is to notice first: it knows stage and batch
         if self.torch_device.type in BACKENDS:
             return dist.new_group(backend=BACKENDS[self.torch_device.type], timeout=timeout)
         from nestpipe.device.sim import new_wire_group

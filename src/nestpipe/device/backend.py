@@ -85,8 +85,8 @@ class Device(Protocol):
     def read(self, values: Sequence[float | Tensor]) -> list[float]:
         """Numbers that were computed here.  On a device the host waits for them, once for all of them."""
 
-    def memory(self) -> dict[str, int]:
-        """Bytes of device memory, `now` and `peak`; empty on the host."""
+    def figures(self) -> dict[str, Any]:
+        """Of a device: its name, bytes now and at their peak, and the waits of the host for it by stage.  Empty on the host."""
 
     # Wire
 

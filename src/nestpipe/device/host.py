@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class HostDevice:
     def read(self, values: Sequence[float | Tensor]) -> list[float]:
         return [float(value) for value in values]
 
-    def memory(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         return {}
 
     def new_group(self, seconds: float) -> None:

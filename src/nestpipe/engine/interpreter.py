@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from nestpipe.comm.device_exchange import doing
 from nestpipe.comm.errors import PeerLost
+from nestpipe.device import doing
 from nestpipe.device.backend import Device
 from nestpipe.device.host import HostDevice
 from nestpipe.device.one_shot_event import OneShotEvent
@@ -182,7 +182,7 @@ class Engine:
             if self._left_out(action):
                 self._not_done.add(action.name)
             elif self._ended_at is None or action.batch < self._ended_at:
-                doing.what = action
+                doing.begin(action)
                 start = time.perf_counter()
                 self._stages[action.stage](context, action.micro)
                 self.timeline.add(action, start, time.perf_counter())

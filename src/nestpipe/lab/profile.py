@@ -25,6 +25,7 @@ from nestpipe.config.micro_batches import AUTO
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.source import DataError
 from nestpipe.data.stream import Stream
+from nestpipe.device.launches import waits_in_words
 from nestpipe.lab.advice import STORAGE, MeasuredVariant, ProfileFigures, Variant, advise
 from nestpipe.lab.limits import leave_out, leave_out_tables
 from nestpipe.lab.summary import spread
@@ -108,6 +109,7 @@ def profile(recipe: Recipe, seconds: float, world: World, tell: Callable[[float,
         notes.append(f"the data ended and started again {epochs} time" + "s" * (epochs > 1))
     if len(rounds) < LEAST_ROUNDS:
         notes.append(f"only {len(rounds)} round{'s' * (len(rounds) > 1)} in {took:.0f} s: more --seconds tell more")
+    notes += [f"{variant.name}, {note}" for variant, note in turns.device_notes.items()]
     rows = int(_slowest(world, sum(len(store) for store in turns.tables)))
     turns.close()
     gc.unfreeze()
@@ -144,6 +146,8 @@ class _Turns:
         self._source = open_source(recipe, "train", world)
         self.stream = Stream(self._source, recipe.train.batch_size, rank=world.rank, workers=world.size, epochs=None)
         self.tables: list[KeyedRows] = []
+        self.device_notes: dict[Variant, str] = {}
+        """Of variants that ran on a device: how the host waited for it."""
 
     def take(self, variant: Variant, steps: int) -> Turn:
         pipeline = self._build(variant)
@@ -165,6 +169,8 @@ class _Turns:
             sent / steps,
         )
         pipeline.settle()
+        if variant.only is None and "device" in (figures := pipeline.figures()):
+            self.device_notes[variant] = waits_in_words(figures["device"], WARM_STEPS + steps, step_ms)
         if variant.only is None:
             pipeline.replace_stores([])  # the tables stay for the next turn
         pipeline.close()

@@ -20,6 +20,7 @@ from nestpipe.data.jagged import JaggedTensor
 from nestpipe.ops import attention_kernels as kernels
 from nestpipe.ops.host import has_kernels
 from nestpipe.ops.relative_bias import relative_bias
+from nestpipe.ops.triton_support import kernels_for
 
 _BLOCK = 80
 """The most places of a block.  Small blocks skip more masked pairs, large ones multiply faster."""
@@ -36,6 +37,9 @@ def gated_attention(
     """
     dtype = functools.reduce(torch.promote_types, (by_place.dtype, by_time.dtype), mixed.dtype)
     mixed, by_place, by_time = mixed.to(dtype), by_place.to(dtype), by_time.to(dtype)
+    if triton := kernels_for(mixed, "attention_triton"):
+        by_triton: Tensor = triton.gated_attention(mixed, by_place, by_time, bucket, lengths, heads, scale)
+        return by_triton
     if not has_kernels(mixed):
         return gated_attention_reference(mixed, by_place, by_time, bucket, lengths, heads, scale)
     _check(mixed, by_place, bucket, lengths)

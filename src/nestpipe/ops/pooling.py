@@ -6,17 +6,21 @@ once, which sums over features, collections and micro-batches in the order the b
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nestpipe.device.sim.disjoint import disjoint
 from nestpipe.errors import NestPipeError
 from nestpipe.ops import pooling_kernels
 from nestpipe.ops.rows import Array, add_rows, gather, segment_sums
+from nestpipe.ops.triton_support import kernels_for
 
 WINDOW_GRADS = (
     "a backward pass adds to rows that its micro-batch uses; what `grad` sends meanwhile was last used before"
@@ -96,6 +100,8 @@ class PoolRows(torch.autograd.Function):
                     bags.columns,
                     *_flat(out),
                 )
+            elif triton := kernels_for(bags.rows, "pooling_triton"):
+                triton.pool(bags.rows, bags.index, _starts(bags), weight, *_constants(bags), out)
             else:
                 pool_reference(bags, weight, out)
         return out
@@ -108,7 +114,12 @@ class PoolRows(torch.autograd.Function):
             if bags.grads is None:
                 raise Untrained
             if not isinstance(bags.index, np.ndarray):
-                weight_grads.append(pool_backward_reference(bags, weight, grad_out))
+                triton = kernels_for(bags.rows, "pooling_triton")
+                backward = (
+                    pool_backward_reference if triton is None else functools.partial(_pool_backward_triton, triton)
+                )
+                with disjoint(WINDOW_GRADS):
+                    weight_grads.append(backward(bags, weight, grad_out))
                 continue
             one = np.ones(1, _dtype(bags.rows))
             floats = _floats(weight, bags.rows)
@@ -161,13 +172,43 @@ def pool_backward_reference(bags: Bags, weight: Tensor | None, grad_out: Tensor)
     ]
     per_id = torch.cat(blocks).index_select(0, _bag_of(bags))
     factor = _factor_of(bags, weight, samples)
-    with disjoint(WINDOW_GRADS):
-        add_rows(per_id if factor is None else per_id * factor[:, None], bags.index, bags.grads)
+    add_rows(per_id if factor is None else per_id * factor[:, None], bags.index, bags.grads)
     if weight is None or not weight.requires_grad:
         return None
     dots = (per_id * bags.rows.index_select(0, bags.index)).sum(1)
     divisor = _divisor_of(bags, samples)
     return (dots if divisor is None else dots / divisor).to(weight.dtype)
+
+
+def _pool_backward_triton(triton: ModuleType, bags: Bags, weight: Tensor | None, grad_out: Tensor) -> Tensor | None:
+    """`pool_backward_reference` by Triton kernels."""
+    starts, (means, columns) = _starts(bags), _constants(bags)
+    of_ids = triton.bags_of(starts, len(bags.index))
+    order, sorted_index = triton.backward_order(bags.index, of_ids, grad_out.shape[0])
+    triton.pool_backward(grad_out, order, sorted_index, of_ids, starts, weight, means, columns, bags.grads)
+    if weight is None or not weight.requires_grad:
+        return None
+    found = torch.empty_like(weight, dtype=bags.rows.dtype)
+    triton.pool_backward_weights(grad_out, bags.rows, bags.index, of_ids, starts, means, columns, found)
+    return found.to(weight.dtype)
+
+
+def _starts(bags: Bags) -> Tensor:
+    """[L * B + 1]: where each bag starts among the ids, and where the last one ends."""
+    return functional.pad(torch.cumsum(bags.lengths, 0), (1, 0))
+
+
+def _constants(bags: Bags) -> tuple[Tensor | None, Tensor]:
+    """`means` (None where no lookup pools by mean) and `columns` on the device."""
+    device = bags.rows.device
+    means = _on_device(tuple(bags.means.tolist()), device) if bags.means.any() else None
+    return means, _on_device(tuple(bags.columns.tolist()), device)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_device(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once for each model: an upload makes the host wait."""
+    return torch.tensor(values, device=device)
 
 
 def _neighbours(columns: np.ndarray, dim: int) -> list[tuple[int, int, int]]:

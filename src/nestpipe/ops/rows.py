@@ -104,7 +104,8 @@ def sum_of_squares(rows: Array) -> float | Tensor:
     """
     if isinstance(rows, np.ndarray):
         return float(kernels.sum_of_squares(rows))
-    return torch.sum(rows.double().square())
+    triton = _triton(rows)
+    return triton.sum_of_squares(rows) if triton and rows.dim() == 2 else torch.sum(rows.double().square())
 
 
 def _triton(like: Tensor) -> ModuleType | None:

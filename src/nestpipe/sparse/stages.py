@@ -368,7 +368,7 @@ class SparseStages:
             "rows": sum(len(store) for store in self.stores),
             "waiting": sum(len(store.frequencies) for store in self.stores if store.frequencies is not None),
             "buffer_bytes": {"now": self.buffers.bytes, "peak": self.buffers.peak},
-            **({"device_bytes": used} if (used := self.device.memory()) else {}),
+            **({"device": of_device} if (of_device := self.device.figures()) else {}),
             "windows_by_micro": self.windows_by_micro,
             "bytes_sent": self.traffic.bytes_sent,
             "evicted": self.evicted(),

@@ -69,6 +69,8 @@ class Block:
 
     def __del__(self) -> None:
         """In any thread at any time, so without the lock: notes where the named streams are, and leaves the rest."""
+        if ALLOCATOR is None:  # Python is shutting down
+            return
         points = []
         for number in self.used_on:
             queue = MACHINE.queues.get(number)
