@@ -175,10 +175,11 @@ def test_a_bad_index_is_told_at_the_next_wait(device: Any) -> None:
     assert torch.ones(2, device="sim").sum().item() == 2
 
 
+@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", ["repeat_interleave", "segment_reduce", "embedding", "gather", "index_add"])
-def test_poisoned_integers_do_not_crash_the_process(device: Any, name: str) -> None:
-    """Promise: lengths and indices that nobody has written fault cleanly."""
-    ints = torch.empty(3, dtype=torch.int64, device="sim")
+def test_poisoned_integers_do_not_crash_the_process(device: Any, name: str, count: int) -> None:
+    """Promise: lengths and indices that nobody has written fault cleanly, also where their sum wraps around."""
+    ints = torch.empty(count, dtype=torch.int64, device="sim")
     rows = torch.ones(6, 2, device="sim")
     if name == "repeat_interleave":
         torch.repeat_interleave(ints, output_size=6)
@@ -189,7 +190,7 @@ def test_poisoned_integers_do_not_crash_the_process(device: Any, name: str) -> N
     elif name == "gather":
         rows.gather(0, ints[:, None])
     else:
-        rows.index_add_(0, ints, torch.ones(3, 2, device="sim"))
+        rows.index_add_(0, ints, torch.ones(count, 2, device="sim"))
     with pytest.raises(sim.DeviceFault):
         device.synchronize()
 

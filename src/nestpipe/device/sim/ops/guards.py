@@ -11,12 +11,17 @@ from nestpipe.device.sim.ops.schemas import aten
 
 
 def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> None:
-    if bool((repeats < 0).any()) or (output_size is not None and int(repeats.sum()) != output_size):
+    if _outside(repeats, output_size) or (output_size is not None and int(repeats.sum()) != output_size):
         raise IndexError(f"repeats do not add up to output_size {output_size}, or one is negative")
 
 
+def _outside(counts: torch.Tensor, most: int | None) -> bool:
+    """Whether a count alone is wrong: a sum of poison may wrap around and look right."""
+    return bool((counts < 0).any()) or (most is not None and bool((counts > most).any()))
+
+
 def _fits(lengths: torch.Tensor | None, offsets: torch.Tensor | None, rows: int) -> None:
-    if lengths is not None and (bool((lengths < 0).any()) or bool((lengths.sum(-1) > rows).any())):
+    if lengths is not None and (_outside(lengths, rows) or bool((lengths.sum(-1) > rows).any())):
         raise IndexError(f"lengths add up to more than {rows}, or one is negative")
     if offsets is not None and bool(((offsets < 0) | (offsets > rows)).any()):
         raise IndexError(f"an offset is not in 0 to {rows}")
