@@ -25,9 +25,9 @@ train: setup  ## train the quickstart recipe on two local workers
 	@$(BIN)/nestpipe train quickstart
 
 # A fresh clone has no compiled kernels: they are made while lint runs, once and not by every test process.
-test: setup  ## lint, then all tests, in two processes
+test: setup  ## lint, then all tests but long proofs on the simulated device (accelerator-check), in two processes
 	@PYTHONPATH=tests/support $(BIN)/python tests/support/workers_warm.py & $(MAKE) --no-print-directory lint || { wait; exit 1; }; wait
-	@$(PYTEST)
+	@$(PYTEST) -m "not accelerator"
 
 test-fast: setup  ## the tests that take no time, in two processes: a minute and a half, for the loop while working
 	@$(PYTEST) -m "not slow"

@@ -128,6 +128,8 @@ def main() -> int:
         found["sanitizer"] = call(
             "the same under torch's sanitizer", grid(device, workers[:1], True), SANITIZERS[device]
         )
+    proofs = [sys.executable, "-m", "pytest", "-q", "-s", "-m", "accelerator", "tests/device"]
+    found["removals"] = call("waits and guards of memory removed on the simulated device: each is noticed", proofs)
     kernels = ROOT / "tests" / "ops" / "triton_kernels"
     if found["facts"]["triton"] and kernels.exists():
         command = [sys.executable, "-m", "pytest", "-q", str(kernels)]
@@ -139,7 +141,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         found["speed"] = speed(device, workers[-1], folder)
     Path(args.json).write_text(json.dumps(found, indent=2))
-    parts = [found["exactness"], *found["speed"].values(), *(found[k] for k in ("sanitizer", "kernels") if k in found)]
+    parts = [
+        found["exactness"],
+        *found["speed"].values(),
+        *(found[k] for k in ("removals", "sanitizer", "kernels") if k in found),
+    ]
     failed = sum(not part["ok"] for part in parts)
     print(f"\n{len(parts) - failed} of {len(parts)} parts ok; please send back {args.json} (docs/accelerators.md)")
     return 1 if failed else 0

@@ -41,6 +41,8 @@ from nestpipe.sparse.buffers import BufferPool
 from simulated import clicks, in_order, train
 from workers import WorkerFailed, run
 
+pytestmark = [pytest.mark.slow, pytest.mark.accelerator]
+
 Wait = tuple[str, str, int]
 """Who waits, for whom, and how many batches that is before."""
 Change = tuple[Any, ...]
@@ -489,7 +491,6 @@ def without(actions: list[Action], wait: Wait) -> list[Action]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
 def test_no_needed_wait_is_forgotten(schedule: str) -> None:
     """Promise: a new wait of a list is removed here as well."""
@@ -502,7 +503,6 @@ def named(wait: Wait) -> str:
     return f"{waiter}(t) for {waited}({f't-{distance}' if distance else 't'})"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
 def test_every_needed_wait_of_streams(schedule: str) -> None:
     """Promise: a missing wait is a wrong number, a NaN or a race here, not in somebody's cluster."""
@@ -511,7 +511,6 @@ def test_every_needed_wait_of_streams(schedule: str) -> None:
     show(f"{schedule}: waits of streams removed, and who noticed", removed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
 def test_every_needed_wait_of_the_host(schedule: str) -> None:
     """Promise: the same where the host does the work."""
@@ -579,7 +578,6 @@ GUARDS: dict[str, tuple[Change, Trial]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
 def test_every_guard_of_memory(schedule: str) -> None:
     """Promise: each `record_stream` and each wait for a copy is there for a reason, and is enough."""
@@ -592,7 +590,6 @@ def test_every_guard_of_memory(schedule: str) -> None:
     show(f"{schedule}: guards of memory removed, and who noticed", removed)
 
 
-@pytest.mark.slow
 def test_no_record_stream_is_forgotten() -> None:
     """Promise: a new one is removed here as well."""
     ((places, _),) = run(1, perform, Trial(program="sharing").under("nested"), (), "late", 0)

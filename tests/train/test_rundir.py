@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nestpipe.config.recipe import Recipe, load_recipe
-from nestpipe.train.rundir import RunDirectory, RunError, default_path
+from nestpipe.train.rundir import RunDirectory, RunError, default_path, remove_half_files
 
 
 @dataclass(frozen=True)
@@ -76,3 +76,11 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"summary.json': No space left"):
         run.write_summary({"loss": 1})
     assert sorted(file.name for file in run.path.iterdir()) == ["metrics.jsonl", "recipe.toml"]
+
+
+def test_half_files_go_and_whole_ones_stay(tmp_path: Path) -> None:
+    """Of a worker that was killed while it wrote its last words."""
+    for name in ("trace.json", "trace.json.tmp", "summary.json.tmp", "metrics.jsonl"):
+        (tmp_path / name).write_text("{")
+    remove_half_files(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "trace.json"]

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
 
         end_on_signals()
         return _train_here(args)
-    from nestpipe.train.rundir import default_path, refuse_existing
+    from nestpipe.train.rundir import default_path, refuse_existing, remove_half_files
 
     # Check everything here, so that an error is reported once and not by every worker at every start.
     check_writable(args.json)
@@ -96,7 +96,10 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
 
     path = args.run or str(default_path(recipe.name))
     stop_seconds = recipe.checkpoint.stop_seconds if recipe.checkpoint.on else None
-    launch([*arguments, "--run", path], recipe.train.workers, args.port, args.max_restarts, stop_seconds)
+    try:
+        launch([*arguments, "--run", path], recipe.train.workers, args.port, args.max_restarts, stop_seconds)
+    finally:
+        remove_half_files(path)  # of a worker that was ended in the middle of its last words
     return 0
 
 

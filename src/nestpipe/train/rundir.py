@@ -115,6 +115,13 @@ class RunDirectory:
             raise
 
 
+def remove_half_files(run: str | Path) -> None:
+    """What a worker that was killed while it wrote has left beside its whole files.  Only when all workers have ended."""
+    for path in Path(run).glob("*.json.tmp"):
+        with suppress(OSError):
+            path.unlink()
+
+
 def _step_of(line: str) -> float:
     """The step of a line of metrics.jsonl; infinity for a torn or foreign line."""
     try:
