@@ -38,3 +38,26 @@ def test_a_signal_that_comes_before_training(starts_in: str, said: str, code: in
     command = [sys.executable, "-c", WORKER, starts_in]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == (said, code), done.stderr
+
+
+INTERRUPTED_WHILE_IT_STARTS_A_PROCESS = """
+import os, signal, subprocess, sys
+from contextlib import nullcontext
+from nestpipe.launch.signals import signals_held
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+try:
+    with signals_held() if sys.argv[1] == "held" else nullcontext():
+        child = subprocess.Popen(["true"], preexec_fn=lambda: None)  # so that Python itself forks
+except KeyboardInterrupt:
+    print("interrupted", child.wait())
+else:
+    print("lost")
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("held", "interrupted 0\n"), ("not held", "lost\n")])
+def test_ctrl_c_while_a_process_starts_is_not_lost(how: str, said: str) -> None:
+    """Promise: a ladder that is interrupted in the moment in which it starts a rung ends.  Without help Python drops it."""
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_IT_STARTS_A_PROCESS, how]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == said

@@ -27,6 +27,7 @@ from nestpipe.lab.ladder import REPOSITORY, BenchError, Ladder, Rung
 from nestpipe.lab.network import Network, remove_abandoned
 from nestpipe.lab.settings import PEERS, WorkerOptions
 from nestpipe.lab.summary import summarise
+from nestpipe.launch.signals import signals_held
 
 PEER_SCRIPTS = {"torchrec": PEERS / "torchrec_dlrm.py"}
 PEER_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
@@ -73,8 +74,9 @@ def run_ladder(
         started: list[RunningRung] = []
         for rung in rungs:
             tell(len(started) * START_SHARE / total, f"starting {rung.name}")
-            started.append(RunningRung(ladder, rung, rounds, folder / str(len(started)), network, disks))
-            running.callback(started[-1].stop)
+            with signals_held():  # until somebody would end what was started
+                started.append(RunningRung(ladder, rung, rounds, folder / str(len(started)), network, disks))
+                running.callback(started[-1].stop)
             started[-1].train(0)
         if disks is not None:
             disks.shape()

@@ -44,6 +44,27 @@ def ending_orderly(ask: Callable[[], None], seconds: float) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM are only noted, and answered at the end.
+
+    Python drops the KeyboardInterrupt that a handler raises while it starts a process: it is inside a callback of `fork`
+    then, whose exceptions nobody gets.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {n: signal.signal(n, lambda number, frame: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 def _end_after(seconds: float, number: int) -> None:
     time.sleep(seconds)
     late = f"nestpipe: stopped with nothing new saved: it took longer than checkpoint.stop_seconds, {seconds:g}\n"
