@@ -328,3 +328,14 @@ def test_tables_configs_are_checked() -> None:
             TableConfig(**{"name": "a", "embedding_dim": 2, "feature_names": ["f"], **bad})
     with pytest.raises(TypeError, match=r"feature_names is a list of names, not 'item': use \['item'\]"):
         EmbeddingBagConfig("a", 2, "item")
+
+
+def test_the_rows_of_a_lookup_by_itself_are_all_used() -> None:
+    """Promise: a view outside a pipeline gives what the protocol promises, though collections do not ask it."""
+    collection = EmbeddingCollection([EmbeddingConfig("a", 3, ["f"])])
+    features = KeyedJaggedTensor(["f"], torch.tensor([5, 9, 5]), lengths=torch.tensor([2, 1]))
+    wanted = collection(features)["f"].values()
+    assert collection._source is not None
+    view = collection._source.view(features)
+    used, (index,) = view.used_rows(0, [0])
+    assert torch.equal(view.rows(0)[0][used][index], wanted)
