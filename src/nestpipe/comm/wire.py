@@ -34,10 +34,12 @@ class Wire:
 
 def open_wire(world: World, device: Device, traffic: Traffic) -> Wire:
     """All workers call it together."""
-    rows, dense = Exchange(world, "network", traffic), Exchange(world, "dense", traffic)
-    groups = [device.new_group(world.timeout) for _ in range(2)] if world.size > 1 else []
-    if not all(groups) or not groups:
-        return Wire(rows, dense, dense)
+    agree = Exchange(world, "dense", traffic)
+    group = device.new_group(world.timeout) if world.size > 1 else None
+    if group is None:
+        return Wire(Exchange(world, "network", traffic), agree, agree)
+    of_dense = device.new_group(world.timeout)
+    assert of_dense is not None
     watch = CollectiveWatch(world)
-    of_rows, of_dense = (DeviceExchange(world, group, watch, traffic) for group in groups if group is not None)
-    return Wire(of_rows, of_dense, dense, watch)
+    rows, dense = (DeviceExchange(world, one, watch, traffic) for one in (group, of_dense))
+    return Wire(rows, dense, agree, watch)

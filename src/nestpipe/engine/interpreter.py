@@ -91,7 +91,7 @@ class Engine:
 
     def _start_lanes(self) -> dict[str, LaneThread]:
         """A thread for every lane; on a device some lanes share one."""
-        own = [lane for lane in LANES if lane not in (CALLERS_LANE,) and self._device.thread_of(lane) == lane]
+        own = [lane for lane in LANES if lane != CALLERS_LANE and self._device.thread_of(lane) == lane]
         threads = {lane: LaneThread(lane, lane in self._yielding) for lane in own}
         return {lane: threads[self._device.thread_of(lane)] for lane in LANES if lane != CALLERS_LANE}
 

@@ -25,9 +25,12 @@ def gather(source: Array, index: Array, out: Array) -> None:
     """out[i] = source[index[i]]."""
     if isinstance(source, np.ndarray):
         kernels.gather(source, index, out)
-    elif index.numel():
-        triton = _triton(source)
-        triton.gather(source, index, out) if triton else torch.index_select(source, 0, index, out=out)
+    elif not index.numel():
+        return
+    elif triton := _triton(source):
+        triton.gather(source, index, out)
+    else:
+        torch.index_select(source, 0, index, out=out)
 
 
 def copy_rows(source: Array, source_index: Array, target: Array, target_index: Array) -> None:
