@@ -1,7 +1,8 @@
 """Runs `verify` over a grid: models x optimizers x workers x tiers x schedules, each against serial, bit for bit.
 
     python bench/verify_grid.py [--schedule dbp] [--steps 200] [--workers 1 2 3 4] [--micro 1] [--options plain]
-    python bench/verify_grid.py --device sim --schedule dbp fwp nested --micro 1 3 4 --steps 6 --workers 1 2 3
+    python bench/verify_grid.py --device sim --schedule dbp fwp nested --micro 1 3 4 --steps 6 --workers 1 2 3 \\
+        --options plain "eviction, clipped" --in-turn
     python bench/verify_grid.py --schedule fwp nested --micro 1 2 4 8 --options all --optimizers rowwise_adagrad --steps 50
 
 Models and batches are small, so that a run is mostly schedule.  On disk, DRAM has room for a few rows.  For each number
@@ -36,6 +37,13 @@ OPTIONS = {
     ],
     "early weights": ["pipeline.defer_weight_grads=false"],
     "far ahead": ["pipeline.look_ahead=8", "train.clip_norm=0.05"],
+    "eviction, clipped": [
+        "tables.admit_after=2",
+        "tables.ttl_steps=5",
+        "tables.max_rows=250",
+        "tables.sweep_every=3",
+        "train.clip_norm=0.05",
+    ],
     "eviction": ["tables.admit_after=2", "tables.ttl_steps=5", "tables.max_rows=250", "tables.sweep_every=3"],
 }
 """Settings on top of a schedule's own."""
@@ -53,6 +61,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--orders", type=int, default=10, help="with --device sim: seeded orders beside the late one")
     parser.add_argument("--options", nargs="+", default=["plain"], choices=[*OPTIONS, "all"])
+    parser.add_argument(
+        "--in-turn",
+        action="store_true",
+        help="optimizers take turns over the settings, instead of each in every setting",
+    )
     args = parser.parse_args()
     args.options = list(OPTIONS) if "all" in args.options else args.options
     return args
@@ -72,6 +85,20 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def settings_of(args: argparse.Namespace) -> list[tuple[str, str, str, str, int, str]]:
+    """(model, optimizer, tier, schedule, micro-batches, options) of everything that is compared."""
+    rest = itertools.product(args.tiers, args.schedule, args.micro, args.options)
+    if not args.in_turn:
+        return [
+            (model, optimizer, *one) for model, optimizer, one in itertools.product(MODELS, args.optimizers, list(rest))
+        ]
+    # Each round begins one optimizer later, so that none of them always meets the same options.
+    count, found = len(args.optimizers), []
+    for number, (model, one) in enumerate(itertools.product(MODELS, list(rest))):
+        found.append((model, args.optimizers[(number + number // count) % count], *one))
+    return found
+
+
 def go_through(args: argparse.Namespace) -> int:
     """Goes through all settings with one number of workers; the same on each of them."""
     from nestpipe.cli.recipes import RECIPES
@@ -82,7 +109,7 @@ def go_through(args: argparse.Namespace) -> int:
     from nestpipe.train.verify import verify
 
     world = World.join(timeout=120)
-    grid = list(itertools.product(MODELS, args.optimizers, args.tiers, args.schedule, args.micro, args.options))
+    grid = settings_of(args)
     different, started = 0, time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nestpipe-grid-") as folder:
         for number, (model, optimizer, tier, schedule, micro, options) in enumerate(grid, start=1):
