@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "nestpipe"
 ROOMS = (
     ("errors", "version"),
     ("config",),
+    ("files",),
     ("schedule",),
     ("keys",),
     ("device",),

@@ -1,0 +1,1 @@
+"""Files by name, wherever they are: on local disk or on object storage."""
