@@ -137,6 +137,20 @@ def test_workers_on_the_simulated_wire(workers: int, schedule: str, order: str, 
     assert all(same for same, _ in found) and len({str(bits) for _, bits in found}) == 1
 
 
+def threads_after(world: World, pipelines: int) -> int:
+    """Threads of this process after so many pipelines, one after another."""
+    in_order("late")
+    for _ in range(pipelines):
+        train(world=world, schedule="fwp", micro_batches=2)
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.slow
+def test_a_closed_pipeline_leaves_no_group_behind() -> None:
+    """Communicators and their threads end with the pipeline they were made for."""
+    assert max(run(2, threads_after, 4)) <= max(run(2, threads_after, 1)) + 2
+
+
 def a_stalled_peer(world: World) -> str:
     """Rank 1 does not send the rows of batch 2: rank 0 notices by its deadline, in the words of any lost peer."""
     in_order("late")

@@ -33,6 +33,8 @@ class CollectiveWatch:
         self._groups: list[dist.ProcessGroup] = []
         self._news = threading.Event()
         self._ended = False
+        self.lost = False
+        """A collective did not end."""
         self.on_lost: Callable[[PeerLost], None] = lambda error: None
         """Called once, on the watch's own thread, before the groups are ended."""
         threading.Thread(target=self._run, name="nestpipe-watch", daemon=True).start()
@@ -74,6 +76,7 @@ class CollectiveWatch:
         return waited_in_vain(self._world) if overdue else None
 
     def _end(self, error: PeerLost) -> None:
+        self.lost = True
         self.on_lost(error)
         for group in self._groups:
             with contextlib.suppress(Exception):  # it may have ended by itself

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
+
 from nestpipe.comm.device_exchange import CollectiveWatch, DeviceExchange
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.exchange import Exchange, Traffic
@@ -21,6 +23,8 @@ class Wire:
     dense: Any
     agree: Exchange
     watch: CollectiveWatch | None = None
+    give_back: Callable[[], None] = lambda: None
+    """Lets the next pipeline have the groups of the device."""
 
     def on_lost(self, fail: Callable[[PeerLost], None]) -> None:
         """`fail` is called with the first collective of a device that does not end."""
@@ -28,18 +32,31 @@ class Wire:
             self.watch.on_lost = fail
 
     def close(self) -> None:
+        """Groups in which a worker was lost are not used again."""
         if self.watch is not None:
             self.watch.close()
+            if not self.watch.lost:
+                self.give_back()
 
 
 def open_wire(world: World, device: Device, traffic: Traffic) -> Wire:
     """All workers call it together."""
     agree = Exchange(world, "dense", traffic)
-    group = device.new_group(world.timeout) if world.size > 1 else None
-    if group is None:
+    groups = _device_groups(world, device)
+    if groups is None:
         return Wire(Exchange(world, "network", traffic), agree, agree)
-    of_dense = device.new_group(world.timeout)
-    assert of_dense is not None
     watch = CollectiveWatch(world)
-    rows, dense = (DeviceExchange(world, one, watch, traffic) for one in (group, of_dense))
-    return Wire(rows, dense, agree, watch)
+    rows, dense = (DeviceExchange(world, one, watch, traffic) for one in groups)
+    return Wire(rows, dense, agree, watch, lambda: world.spare.update({device.torch_device.type: groups}))
+
+
+def _device_groups(world: World, device: Device) -> list[dist.ProcessGroup] | None:
+    """For rows and for dense gradients: those of a pipeline that was closed, or new ones; None where gloo carries both."""
+    if world.size == 1:
+        return None
+    spare = world.spare.pop(device.torch_device.type, None)
+    if spare is not None:
+        return spare
+    first = device.new_group(world.timeout)
+    second = None if first is None else device.new_group(world.timeout)
+    return None if first is None or second is None else [first, second]

@@ -6,7 +6,7 @@ Only one thread issues calls on a process group: gloo mixes up the messages of t
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -28,6 +28,8 @@ class World:
     size: int
     groups: dict[str, dist.ProcessGroup]
     timeout: float
+    spare: dict[str, list[dist.ProcessGroup]] = field(default_factory=dict)
+    """By type of device: groups whose pipeline was closed, for the next one.  A communicator is costly to make and to end."""
 
     @staticmethod
     def single() -> World:
