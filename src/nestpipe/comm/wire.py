@@ -47,16 +47,16 @@ def open_wire(world: World, device: Device, traffic: Traffic) -> Wire:
         return Wire(Exchange(world, "network", traffic), agree, agree)
     watch = CollectiveWatch(world)
     rows, dense = (DeviceExchange(world, one, watch, traffic) for one in groups)
-    return Wire(rows, dense, agree, watch, lambda: world.spare.update({device.torch_device.type: groups}))
+    return Wire(rows, dense, agree, watch, lambda: world.spare.setdefault(device.torch_device.type, []).append(groups))
 
 
 def _device_groups(world: World, device: Device) -> list[dist.ProcessGroup] | None:
     """For rows and for dense gradients: those of a pipeline that was closed, or new ones; None where gloo carries both."""
     if world.size == 1:
         return None
-    spare = world.spare.pop(device.torch_device.type, None)
-    if spare is not None:
-        return spare
+    spare = world.spare.get(device.torch_device.type)
+    if spare:
+        return spare.pop()
     first = device.new_group(world.timeout)
     second = None if first is None else device.new_group(world.timeout)
     return None if first is None or second is None else [first, second]

@@ -28,8 +28,8 @@ class World:
     size: int
     groups: dict[str, dist.ProcessGroup]
     timeout: float
-    spare: dict[str, list[dist.ProcessGroup]] = field(default_factory=dict)
-    """By type of device: groups whose pipeline was closed, for the next one.  A communicator is costly to make and to end."""
+    spare: dict[str, list[list[dist.ProcessGroup]]] = field(default_factory=dict)
+    """By type of device: pairs of groups whose pipeline was closed, for the next one.  A communicator is costly to make."""
 
     @staticmethod
     def single() -> World:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nestpipe.data.clicks import ClicksData
 from nestpipe.data.criteo import CriteoData
+from nestpipe.data.interactions.data import InteractionsData
 from nestpipe.data.movielens import MovieLensData
 from nestpipe.data.parquet import ParquetData
 from nestpipe.data.sequences import SequencesData
@@ -12,6 +13,7 @@ KINDS: dict[str, type] = {
     "clicks": ClicksData,
     "sequences": SequencesData,
     "movielens": MovieLensData,
+    "interactions": InteractionsData,
     "criteo": CriteoData,
     "parquet": ParquetData,
 }

@@ -5,16 +5,23 @@ Every batch has the features
   target     what follows each of them (train: i_2 .. i_{n+1}; eval: the one item after the last, length 1);
   negatives  `negatives` uniform draws from the catalogue for each target, target by target (train only; a draw may hit
              the target itself);
-  time       n+1 time stamps, those of the history and that of the last target: numbers, not ids to embed.
+  time       n+1 time stamps, those of the history and that of the last target: numbers, not ids to embed;
+and, where the log has them, one value for each of the n+1 events of `time`, under their own names:
+  action     the event's flags as bits;
+  ...        context and candidate features.
+Where events have weights, those of `history` and `target` are the events', and 1 elsewhere.
 
-Leave-last-out: a user's last item is the target of `eval` and is in no `train` sample.  Users with fewer than three
-items cannot be in both splits and are in neither; their items stay in the catalogue.
+Every user's events are cut in two: `train` sees those before the cut, and the first one after it is the target of
+`eval`.  Leave-last-out cuts before the last event.  Then users with fewer than three items cannot be in both splits and
+are in neither; their items stay in the catalogue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,16 +46,27 @@ class Histories:
     offsets: np.ndarray
     items: np.ndarray
     times: np.ndarray
+    cuts: np.ndarray | None = None
+    """Events of each user before the cut between train and eval.  None: all but the last."""
+    features: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What else is known of every event, by name."""
+    weights: np.ndarray | None = None
 
-    def long_enough(self) -> np.ndarray:
-        """The numbers of the users that have both a train and an eval sample."""
-        return np.flatnonzero(np.diff(self.offsets) >= LEAST)
+    @functools.cached_property
+    def cut(self) -> np.ndarray:
+        return np.diff(self.offsets) - 1 if self.cuts is None else self.cuts
+
+    def long_enough(self, split: str = "train") -> np.ndarray:
+        """The numbers of the users that have a sample in a split; leaving the last out, they are in both or in none."""
+        lengths = np.diff(self.offsets)
+        if self.cuts is None:
+            return np.flatnonzero(lengths >= LEAST)
+        return np.flatnonzero(self.cuts >= 2 if split == "train" else (self.cuts >= 1) & (self.cuts < lengths))
 
 
 class SequenceSource:
     """The sequences of one split.  Train is permuted by (seed, epoch); negatives depend on (seed, epoch, user)."""
 
-    features = FEATURES
     dense_features = 0
 
     def __init__(
@@ -56,8 +74,11 @@ class SequenceSource:
     ) -> None:
         self.catalogue = catalogue
         """Every item, sorted, int64: what negatives are drawn from and what a full evaluation ranks."""
+        self.statistics: dict[str, Any] = {}
+        """What a report tells about the log, where it was prepared."""
+        self.features = [*FEATURES, *histories.features]
         self.histories = histories
-        self._rows = histories.long_enough()
+        self._rows = histories.long_enough(split)
         self.extent = len(self._rows)
         self.piece = 8 * CHUNK
         self._train = split == "train"
@@ -81,12 +102,51 @@ class SequenceSource:
             yield self._build(chunk, key), sample_ends(at, len(chunk))
 
     def _build(self, rows: np.ndarray, key: np.uint64) -> Batch:
-        h = self.histories
-        lengths, values = build_sequences(
-            rows, h.offsets, h.items, h.times, self.catalogue, self._train, self._max_length, self._negatives, key
-        )
-        sparse = KeyedJaggedTensor(
-            FEATURES, torch.from_numpy(values), lengths=torch.from_numpy(lengths), stride=len(rows)
-        )
-        targets = lengths[len(rows) : 2 * len(rows)].astype(np.float32)
-        return Batch(sparse, extras={"user": torch.from_numpy(h.users[rows])}, loss_terms=torch.from_numpy(targets))
+        settings = (self.catalogue, self._train, self._max_length, self._negatives, key)
+        return build_batch(self.histories, rows, rows, *settings)
+
+
+def build_batch(
+    histories: Histories,
+    rows: np.ndarray,
+    numbers: np.ndarray,
+    catalogue: np.ndarray,
+    train: bool,
+    max_length: int,
+    negatives: int,
+    key: np.uint64,
+) -> Batch:
+    """The samples of the users `rows`.  A user's negatives depend on `key` and on the user's number."""
+    h, count = histories, len(rows)
+    lengths, values, lasts = build_sequences(
+        rows, numbers, h.offsets, h.cut, h.items, h.times, catalogue, train, max_length, negatives, key
+    )
+    names, weights = list(FEATURES), None
+    if h.features:
+        events = lengths[3 * count :]
+        at = spans(lasts - events, events)
+        lengths = np.concatenate([lengths, *[events] * len(h.features)])
+        values = np.concatenate([values, *(feature[at] for feature in h.features.values())])
+        names += h.features
+    if h.weights is not None:
+        weights = torch.from_numpy(_weights(h.weights, lengths, lasts, len(values), count))
+    sparse = KeyedJaggedTensor(
+        names, torch.from_numpy(values), weights, lengths=torch.from_numpy(lengths), stride=count
+    )
+    targets = lengths[count : 2 * count].astype(np.float32)
+    return Batch(sparse, extras={"user": torch.from_numpy(h.users[rows])}, loss_terms=torch.from_numpy(targets))
+
+
+def _weights(of_events: np.ndarray, lengths: np.ndarray, lasts: np.ndarray, count: int, samples: int) -> np.ndarray:
+    """Of every id: its event's weight in `history` and `target`, 1 elsewhere."""
+    history, target = lengths[:samples], lengths[samples : 2 * samples]
+    weights = np.ones(count, np.float32)
+    at = np.concatenate([spans(lasts - 1 - history, history), spans(lasts - target, target)])
+    weights[: len(at)] = of_events[at]
+    return weights
+
+
+def spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """starts[0], starts[0] + 1, ... (lengths[0] numbers), starts[1], ..."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))

@@ -30,17 +30,20 @@ def draw_uniform(out: np.ndarray, catalogue: np.ndarray, key: np.uint64) -> None
 
 @numba.njit(nogil=True, cache=True)
 def build_sequences(  # type: ignore[no-untyped-def]
-    rows, offsets, items, times, catalogue, train, max_length, negatives, key
+    rows, numbers, offsets, cuts, items, times, catalogue, train, max_length, negatives, key
 ):
-    """Lengths [4*B] and values of history, target, negatives and time of the users `rows`, feature-major."""
+    """Lengths [4*B] and values of history, target, negatives and time of the users `rows`, feature-major.
+
+    And, for each of them, the place after the last event of its sample.
+    """
     count = rows.shape[0]
     lengths = np.empty(4 * count, np.int64)
     stops = np.empty(count, np.int64)  # one after the last target
     history = 0
     target = 0
     for b in range(count):
-        start, stop = offsets[rows[b]], offsets[rows[b] + 1]
-        stops[b] = stop - 1 if train else stop
+        start = offsets[rows[b]]
+        stops[b] = start + cuts[rows[b]] + (0 if train else 1)
         n = min(stops[b] - start - 1, max_length)
         terms = n if train else 1
         lengths[b] = n
@@ -63,9 +66,9 @@ def build_sequences(  # type: ignore[no-untyped-def]
         values[at_target : at_target + terms] = items[stop - terms : stop]
         values[at_time : at_time + n + 1] = times[stop - 1 - n : stop]
         drawn = values[at_negative : at_negative + terms * negatives]
-        draw_uniform(drawn, catalogue, mix(key + np.uint64(rows[b]) * STEP))
+        draw_uniform(drawn, catalogue, mix(key + np.uint64(numbers[b]) * STEP))
         at_history += n
         at_target += terms
         at_negative += terms * negatives
         at_time += n + 1
-    return lengths, values
+    return lengths, values, stops

@@ -33,7 +33,7 @@ from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.schedule.parts import divide
 from nestpipe.schedule.stages import STAGES
 from nestpipe.tables.keyed import KeyedRows
-from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source
+from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, prepare_data
 
 WARM_STEPS = 5
 """Steps at the start of a turn that are not counted: lanes fill, and caches hold another variant's data."""
@@ -143,6 +143,7 @@ class _Turns:
 
     def __init__(self, recipe: Recipe, world: World) -> None:
         self._recipe, self._world = recipe, world
+        prepare_data(recipe, world)
         self._source = open_source(recipe, "train", world)
         self.stream = Stream(self._source, recipe.train.batch_size, rank=world.rank, workers=world.size, epochs=None)
         self.tables: list[KeyedRows] = []

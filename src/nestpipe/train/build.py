@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import fields
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from nestpipe.comm.exchange import Exchange
@@ -26,6 +29,7 @@ from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.optimizers import OPTIMIZERS, SparseOptimizer
 from nestpipe.train.initial import read_initial
 
+HEARTBEAT_SECONDS = 0.5
 NO_SAMPLES = "the training data has no samples: look at the paths and fractions in the recipe's [data]"
 
 
@@ -51,6 +55,37 @@ def dense_optimizer(section: DenseConfig, model: nn.Module) -> torch.optim.Optim
     kind = torch.optim.AdamW if section.optimizer == "adamw" else torch.optim.Adam
     fused = has_fused_optimizers(parameters[0].device)
     return kind(parameters, betas=section.betas, fused=fused, **common, **eps)
+
+
+def prepare_data(recipe: Recipe, world: World, tell: Callable[[float, str], None] = lambda done, what: None) -> None:
+    """Prepares data that must be prepared before it is read, where that is still to be done.  All workers call it together.
+
+    It may take an hour, and longer on one machine than on another.  A worker that died is still noticed by the usual
+    deadline.
+    """
+    prepare = getattr(recipe.data, "prepare", None)
+    if prepare is None:
+        return
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            prepare(tell)
+        except BaseException as error:  # handed to the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="nestpipe-prepare", daemon=True)
+    thread.start()
+    working, alive = True, Exchange(world, "metrics")
+    while working:
+        thread.join(HEARTBEAT_SECONDS)
+        busy = torch.tensor([int(thread.is_alive()), int(bool(failed))])
+        alive.all_reduce(busy, dist.ReduceOp.MAX)
+        working = bool(busy[0]) and not bool(busy[1])
+    if failed:
+        raise failed[0]
+    if bool(busy[1]):
+        raise DataError("another worker could not prepare the data: look at what it said")
 
 
 def open_source(recipe: Recipe, split: str, world: World) -> Source:

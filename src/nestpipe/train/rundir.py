@@ -1,4 +1,4 @@
-"""A run's directory: recipe.toml, metrics.jsonl, summary.json and trace.json; and `launch` until the run ends."""
+"""A run's directory: recipe.toml, metrics.jsonl, summary.json, trace.json, data.json of a log; `launch` until the run ends."""
 
 from __future__ import annotations
 
@@ -79,6 +79,11 @@ class RunDirectory:
             path = self.path / "metrics.jsonl"
             with _one_line(path), path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+
+    def write_data(self, statistics: Mapping[str, Any] | None) -> None:
+        """Writes data.json, what there is to tell about the training data, if anything."""
+        if statistics:
+            self._write("data.json", json.dumps(plain(statistics), allow_nan=False, indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json whole or not at all, even if the machine stops.  Ends the run: no restart resumes it."""

@@ -16,7 +16,7 @@ from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
 from nestpipe.launch.signals import ending_orderly
 from nestpipe.pipeline import Progress
-from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
+from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, prepare_data, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, restore_run
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import evaluate
@@ -76,6 +76,9 @@ class Trainer:
         # A run without checkpoints cannot be resumed: a second launch of the same name must not write over it.
         launch = launch if recipe.checkpoint.on else None
         self.directory = RunDirectory(recipe, run, world.rank, resuming=resuming, launch=launch)
+        self.shows = world.rank == 0 and not quiet
+        with Display(f"{recipe.name}: preparing data", on=self.shows) as display:
+            prepare_data(recipe, world, display.show)
         source, self.held_out = open_source(recipe, "train", world), open_source(recipe, "eval", world)
         check_consistent(
             world,
@@ -87,6 +90,7 @@ class Trainer:
             recipe, source, world, check_staleness=check_staleness, trace=trace, empty=resumed is not None
         )
         self.stream = resumed.stream(recipe, source, world) if resumed else train_stream(recipe, source, world)
+        self.directory.write_data(getattr(source, "statistics", None))
         self.pace = Pace(recipe.train)
         self.skipped = skipped_of(source) or Skipped()
         self.trimmer = HeapTrimmer()
@@ -94,7 +98,6 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.evaluated_at: int | None = None
         self.stopped = False
-        self.shows = world.rank == 0 and not quiet
         self.display = Display(recipe.name, on=self.shows)
         if resumed is not None:
             self._restore(resumed)

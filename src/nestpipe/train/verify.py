@@ -18,7 +18,7 @@ from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.eviction.frequency import FrequencyTable
-from nestpipe.train.build import make_pipeline, open_source, train_stream
+from nestpipe.train.build import make_pipeline, open_source, prepare_data, train_stream
 from nestpipe.train.digest import dense_state
 from nestpipe.train.simulated import SimulatedOrders
 
@@ -129,6 +129,7 @@ def _run(
     simulated: SimulatedOrders | None = None,
 ) -> Run:
     torch.set_num_threads(recipe.train.threads)
+    prepare_data(recipe, world)
     source = open_source(recipe, "train", world)
     pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
     stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps)), source, world)

@@ -1,0 +1,196 @@
+"""`data.kind = "interactions"`: a log of events as sequences of users."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from nestpipe.data.checks import check_number, check_split, check_text, check_texts, check_whole
+from nestpipe.data.interactions.cache import Preparation, Prepared
+from nestpipe.data.interactions.columns import MOST_ACTIONS, UNITS, EventColumns
+from nestpipe.data.interactions.event_files import EventFile
+from nestpipe.data.interactions.grouping import Filters, Progress
+from nestpipe.data.interactions.histories import Block, Reading, cached_blocks, grouped_blocks, is_grouped
+from nestpipe.data.paths import find_files
+from nestpipe.data.sequence_batches import FEATURES, LEAST, SequenceSource
+from nestpipe.data.source import DataError
+from nestpipe.files.location import Location
+
+PATTERNS = ("*.parquet", "*.pq", "*.csv", "*.tsv", "*.csv.gz", "*.tsv.gz")
+"""What a folder of a log is searched for, in this order: the first that is there."""
+
+
+@dataclass(frozen=True)
+class InteractionsData:
+    """Events of users in Parquet or CSV files, in any order; batches as in `sequence_batches`.
+
+    Events are grouped by user and sorted by time once, out of core, into a cache.  Events of one time keep the order of
+    the files.  Parquet files whose item column holds lists are taken as grouped already: a row is a user.
+    """
+
+    paths: str | Sequence[str] = ()
+    """Files, globs or folders: Parquet, or CSV with a header (also .tsv, .gz)."""
+    user: str = "user_id"
+    """Column of the user: whole numbers or text."""
+    item: str = "item_id"
+    """Column of the item: whole numbers or text."""
+    time: str = "timestamp"
+    """Column of the time: whole numbers, in `time_unit`, or timestamps."""
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    """Unit of times that are whole numbers.  None: seconds, and an error where they look like another unit."""
+    any_of: Sequence[str] = ()
+    """Keep an event only if one of these columns is set (not 0)."""
+    none_of: Sequence[str] = ()
+    """Drop an event if one of these columns is set."""
+    actions: Sequence[str] = ()
+    """Columns of flags that make the feature `action`: the first is its lowest bit."""
+    weight: str | None = None
+    """Column of the event's weight: the weight of `history` and `target` in a batch."""
+    context: Sequence[str] = ()
+    """Columns of what else is known of an event, as features of their own names.  A null is 0."""
+    candidate: Sequence[str] = ()
+    """Columns of what is known of an event's item, as features of their own names.  A null is 0."""
+    drop_repeats: bool = False
+    """Keep only the first of events that have one user, item and time."""
+    min_user_events: int = 1
+    """Drop users with fewer events."""
+    min_item_events: int = 1
+    """Drop items with fewer events."""
+    count: Literal["once", "until stable"] = "once"
+    """How the two minima are counted: once, before anything is dropped; or again after each removal (k-core)."""
+    last: int | None = None
+    """Keep only so many of each user's latest events."""
+    split: Literal["last", "time"] = "last"
+    """Evaluate on each user's last event, or on the first one from `split_time` on."""
+    split_time: int | None = None
+    """For split = "time", in the log's own unit: train on events before it."""
+    max_length: int = 200
+    """The longest history in a batch."""
+    negatives: int = 128
+    """Uniform draws from the catalogue for each target."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a row without a user, item or time, or a CSV line that cannot be read: fail, or leave it out and
+    tell how many."""
+    delimiter: str | None = None
+    """Of CSV files.  None: a tab for .tsv, a comma for others."""
+    cache: str = "~/.cache/nestpipe"
+    """Folder for grouped events.  Its folders may be removed: they are made again."""
+    memory_gb: float = 1.5
+    """Memory for grouping, and for histories in each worker."""
+
+    def __post_init__(self) -> None:
+        check_texts("paths", self.paths, "logs/*.parquet")
+        for name in ("user", "item", "time"):
+            check_text(name, getattr(self, name), f"{name}_id")
+        for name in ("any_of", "none_of", "actions", "context", "candidate"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ValueError(f"data.{name} must be a list of columns, not {value!r}")
+            check_texts(name, value, "is_click", empty=True)
+        if self.time_unit not in (None, *UNITS):
+            raise ValueError(f"data.time_unit must be one of {', '.join(UNITS)}, not {self.time_unit!r}")
+        if len(self.actions) > MOST_ACTIONS:
+            raise ValueError(f"data.actions can have {MOST_ACTIONS} columns, not {len(self.actions)}")
+        taken = [name for name in (*self.context, *self.candidate) if name in (*FEATURES, "action")]
+        if taken:
+            raise ValueError(f"data.context: {taken[0]!r} is the name of a feature of every batch: rename the column")
+        if len({*self.context, *self.candidate}) < len(self.context) + len(self.candidate):
+            raise ValueError("data.context and data.candidate name a column twice")
+        for name in ("min_user_events", "min_item_events", "max_length"):
+            check_whole(name, getattr(self, name))
+        if self.last is not None:
+            check_whole("last", self.last, LEAST)
+        check_whole("negatives", self.negatives, 0)
+        if (self.split == "time") != (self.split_time is not None):
+            raise ValueError("data.split_time goes with data.split = 'time': set both or neither")
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ValueError(f"data.delimiter must be one character, not {self.delimiter!r}")
+        check_text("cache", self.cache, "~/.cache/nestpipe")
+        check_number("memory_gb", self.memory_gb, 0.1)
+
+    def prepare(self, progress: Progress) -> None:
+        """Groups the log, if that is still to be done.  `progress` gets the fraction done, and what is being done."""
+        files = self._files()
+        if not self._grouped(files):
+            self._preparation(files).make(progress)
+
+    def open(self, split: str, seed: int) -> SequenceSource:
+        check_split(split)
+        files = self._files()
+        if self._grouped(files):
+            return self._source(list(grouped_blocks(files, self._columns())), None, split, seed, {})
+        prepared = self._preparation(files).make(lambda done, what: None)
+        self._check_size(prepared)
+        catalogue = pq.read_table(prepared.path / "catalogue.parquet", columns=["item"])["item"].to_numpy()
+        return self._source(list(cached_blocks(prepared.files())), catalogue, split, seed, prepared.statistics)
+
+    def _source(
+        self, blocks: list[Block], catalogue: np.ndarray | None, split: str, seed: int, statistics: dict[str, Any]
+    ) -> SequenceSource:
+        unit = statistics.get("unit") or self.time_unit or "s"
+        histories = Reading(unit, self.split_time, (*self.context, *self.candidate)).histories(blocks)
+        if not len(histories.long_enough()):
+            after = " after its filters" if len(statistics.get("stages", [])) > 1 else ""
+            raise DataError(f"data.paths: no user has the {LEAST} events{after} that a sequence needs")
+        items = np.unique(histories.items) if catalogue is None else catalogue
+        source = SequenceSource(histories, items, split, seed, self.max_length, self.negatives)
+        source.statistics = statistics
+        return source
+
+    def _check_size(self, prepared: Prepared) -> None:
+        wide = 2 + bool(self.actions) + len(self.context) + len(self.candidate) + 0.5 * (self.weight is not None)
+        needed = 8 * wide * prepared.statistics["lengths"]["events"]
+        if needed > self.memory_gb * 1e9:
+            raise DataError(
+                f"the histories take {needed / 1e9:.1f} GB in every worker: raise data.memory_gb, or set data.last"
+            )
+
+    def _files(self) -> list[Location]:
+        """A folder stands for its Parquet files, or for its CSV files where it has none."""
+        for pattern in PATTERNS[:-1]:
+            with contextlib.suppress(DataError):
+                return [Location(str(path)) for path in find_files("paths", self.paths, pattern)]
+        return [Location(str(path)) for path in find_files("paths", self.paths, PATTERNS[-1])]
+
+    def _grouped(self, files: list[Location]) -> bool:
+        if not EventFile(files[0]).is_parquet or not is_grouped(files[0], self.item):
+            return False
+        changing = {
+            "any_of": bool(self.any_of),
+            "none_of": bool(self.none_of),
+            "drop_repeats": self.drop_repeats,
+            "min_user_events": self.min_user_events > 1,
+            "min_item_events": self.min_item_events > 1,
+            "last": self.last is not None,
+        }
+        for name, is_set in changing.items():
+            if is_set:
+                raise DataError(f"data.{name} works on events, but {files[0]} has lists of them: leave it out")
+        return True
+
+    def _columns(self) -> EventColumns:
+        return EventColumns(
+            self.user,
+            self.item,
+            self.time,
+            tuple(self.actions),
+            tuple(self.any_of),
+            tuple(self.none_of),
+            self.weight,
+            (*self.context, *self.candidate),
+        )
+
+    def _preparation(self, files: list[Location]) -> Preparation:
+        events = [EventFile(file, self.delimiter, self.on_error == "skip") for file in files]
+        filters = Filters(
+            self.drop_repeats, self.min_user_events, self.min_item_events, self.count == "until stable", self.last
+        )
+        cache = Path(os.environ.get("NESTPIPE_CACHE", self.cache)).expanduser()
+        return Preparation(events, self._columns(), filters, self.time_unit, cache, int(self.memory_gb * 1e9))
