@@ -8,10 +8,11 @@ import pytest
 
 from nestpipe.data.clicks import ClicksData
 from nestpipe.data.criteo import CriteoData
+from nestpipe.data.interactions.data import InteractionsData
 from nestpipe.data.movielens import MovieLensData
 from nestpipe.data.parquet import ParquetData
 from nestpipe.data.sequences import SequencesData
-from tiny import SAMPLES, write_criteo, write_parquet, write_ratings
+from tiny import SAMPLES, write_criteo, write_events, write_parquet, write_ratings
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,15 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "sequences": SequencesData(users=SAMPLES, items=40, groups=4, max_length=9, mean_length=8, negatives=3),
         "movielens-clicks": MovieLensData(ratings, task="clicks"),
         "movielens-sequences": MovieLensData(ratings, max_length=7, negatives=3),
+        "interactions": InteractionsData(
+            str(write_events(folder / "events")),
+            actions=["click", "like"],
+            weight="weight",
+            context=["place"],
+            max_length=7,
+            negatives=3,
+            cache=str(folder / "cache"),
+        ),
         "criteo": CriteoData([str(p) for p in write_criteo(folder)]),
         "parquet": ParquetData(
             str(write_parquet(folder / "rows")), mapped, label="clicked", dense=["price"], eval_fraction=0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 
 from nestpipe.data.batch import Batch
 
-KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "criteo", "parquet"]
+KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "interactions", "criteo", "parquet"]
 SAMPLES = 137
 
 
@@ -73,3 +74,26 @@ def write_ratings(path: Path) -> Path:
     ]
     path.write_text("\n".join(np.array(rows)[rng.permutation(len(rows))].tolist()) + "\n")
     return path
+
+
+def write_events(folder: Path) -> Path:
+    """Three Parquet files of events of SAMPLES users, in any order, many at the same time."""
+    rng = np.random.default_rng(4)
+    users = np.repeat(np.arange(SAMPLES), rng.integers(3, 20, SAMPLES))
+    count = len(users)
+    table = pa.table(
+        {
+            "user_id": users[rng.permutation(count)],
+            "item_id": rng.integers(1, 60, count),
+            "timestamp": rng.integers(10, 15, count),
+            "click": rng.integers(0, 2, count),
+            "like": rng.integers(0, 2, count),
+            "weight": rng.random(count),
+            "place": [f"place {n}" for n in rng.integers(0, 5, count)],
+        }
+    )
+    folder.mkdir()
+    cuts = [0, count // 7, count // 2, count]
+    for number, (start, stop) in enumerate(pairwise(cuts)):
+        pq.write_table(table[start:stop], folder / f"{number}.parquet", row_group_size=50)
+    return folder

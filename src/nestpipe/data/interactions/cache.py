@@ -58,7 +58,10 @@ class Preparation:
         """Of everything that the result depends on."""
         about = {
             "version": VERSION,
-            "files": [(str(file.location), file.location.version(), file.delimiter, file.skip) for file in self.files],
+            "files": [
+                (str(file.location), file.location.version(), file.delimiter, file.skip, file.text_ids)
+                for file in self.files
+            ],
             "columns": asdict(self.columns),
             "filters": asdict(self.filters),
             "time_unit": self.time_unit,

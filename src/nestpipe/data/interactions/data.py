@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,6 +79,8 @@ class InteractionsData:
     tell how many."""
     delimiter: str | None = None
     """Of CSV files.  None: a tab for .tsv, a comma for others."""
+    text_ids: bool = False
+    """CSV: users, items and features are text, even if they look like numbers."""
     cache: str = "~/.cache/nestpipe"
     """Folder for grouped events.  Its folders may be removed: they are made again."""
     memory_gb: float = 1.5
@@ -153,11 +154,19 @@ class InteractionsData:
             )
 
     def _files(self) -> list[Location]:
-        """A folder stands for its Parquet files, or for its CSV files where it has none."""
-        for pattern in PATTERNS[:-1]:
-            with contextlib.suppress(DataError):
-                return [Location(str(path)) for path in find_files("paths", self.paths, pattern)]
-        return [Location(str(path)) for path in find_files("paths", self.paths, PATTERNS[-1])]
+        """A folder stands for its Parquet files, or for its CSV files where it has none.  The cache is no log."""
+        found: list[Any] = []
+        for pattern in PATTERNS:
+            try:
+                found = find_files("paths", self.paths, pattern)
+                break
+            except DataError:
+                if pattern == PATTERNS[-1]:
+                    raise
+        return [Location(str(path)) for path in found if self._cache() not in Path(str(path)).parents]
+
+    def _cache(self) -> Path:
+        return Path(os.environ.get("NESTPIPE_CACHE", self.cache)).expanduser()
 
     def _grouped(self, files: list[Location]) -> bool:
         if not EventFile(files[0]).is_parquet or not is_grouped(files[0], self.item):
@@ -188,9 +197,9 @@ class InteractionsData:
         )
 
     def _preparation(self, files: list[Location]) -> Preparation:
-        events = [EventFile(file, self.delimiter, self.on_error == "skip") for file in files]
+        ids = (self.user, self.item, *self.context, *self.candidate)
+        events = [EventFile(file, self.delimiter, self.on_error == "skip", ids, self.text_ids) for file in files]
         filters = Filters(
             self.drop_repeats, self.min_user_events, self.min_item_events, self.count == "until stable", self.last
         )
-        cache = Path(os.environ.get("NESTPIPE_CACHE", self.cache)).expanduser()
-        return Preparation(events, self._columns(), filters, self.time_unit, cache, int(self.memory_gb * 1e9))
+        return Preparation(events, self._columns(), filters, self.time_unit, self._cache(), int(self.memory_gb * 1e9))

@@ -44,6 +44,10 @@ class EventFile:
     """Of a CSV file.  None: a tab for names that end so, a comma for others."""
     skip: bool = False
     """Leave out lines of a CSV file that cannot be read, instead of failing."""
+    ids: tuple[str, ...] = ()
+    """Columns of ids."""
+    text_ids: bool = False
+    """Ids of a CSV file are text, whatever they look like."""
     lines: Lines = field(default_factory=Lines)
 
     @property
@@ -62,8 +66,32 @@ class EventFile:
                     return file.schema_arrow
             with self._stream() as stream:
                 block = stream.read(BLOCK_BYTES)
-                whole = len(block) < BLOCK_BYTES
-                return self._parse(block if whole else block[: block.rfind(b"\n") + 1], None, {}).schema
+                block = block if len(block) < BLOCK_BYTES else block[: block.rfind(b"\n") + 1]
+                schema = self._parse(block, None, {}, invalid=lambda row: "skip").schema
+        for name in self.ids:
+            if name in schema.names:
+                schema = schema.set(schema.get_field_index(name), pa.field(name, self._id_type(name, schema, block)))
+        return schema
+
+    def _id_type(self, name: str, schema: pa.Schema, block: bytes) -> pa.DataType:
+        """Of a column of ids: one broken line must not make text of numbers."""
+        kind = schema.field(name).type
+        if self.text_ids:
+            return pa.string()
+        if not pa.types.is_string(kind):
+            return kind
+        text = self._parse(block, None, {name: kind}, [name], lambda row: "skip")[name]
+        numbers = _converts(text, pa.int64())
+        share = (numbers.true_count or 0) / max(1, len(numbers))
+        if share < 0.5:
+            return kind
+        if self.skip:
+            return pa.int64()
+        odd = text.filter(pa.compute.invert(numbers))[0].as_py()
+        raise DataError(
+            f"{self.location}: most of column {name!r} are whole numbers, but not {odd!r}: "
+            "set data.text_ids = true if ids are text, or data.on_error = 'skip' to leave such lines out"
+        )
 
     def count(self) -> int:
         """Rows of a Parquet file; of a CSV file, its bytes: what tells how far its reading is."""

@@ -86,6 +86,9 @@ def group_events(
     kinds = [(str(file.location), file.schema()) for file in files]
     agreed = check_alike([(name, kind_of(name, schema, columns)) for name, schema in kinds])
     types = {name: kinds[0][1].field(name).type for name in columns.names()}
+    # An empty first file has no types: take those of the first file that has.
+    for _, schema in kinds:
+        types |= {name: schema.field(name).type for name, kind in types.items() if pa.types.is_null(kind)}
     unit = unit_of(columns, agreed, time_unit)
     events = folder / "events"
     events.mkdir(parents=True, exist_ok=True)
@@ -255,7 +258,7 @@ def _sort(
             progress(0.55, "sorting")
             names = ", ".join(["user", "item", "time", *extra])
             order = f"SELECT {names} FROM {chosen} ORDER BY user, time, place"
-            batches = connection.sql(order).fetch_record_batch(BATCH)
+            batches = connection.sql(order).to_arrow_reader(BATCH)
             events = sum(one["events"] for one in found) or 1
             _write(batches, extra, filters.last, folder, events, progress, statistics)
             items = _catalogue(connection, folder)
