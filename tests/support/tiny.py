@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from nestpipe.data.batch import Batch
 
-KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "criteo", "parquet"]
+KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "criteo", "parquet",
+              "parquet-shuffled"]  # fmt: skip
 SAMPLES = 137
 
 
