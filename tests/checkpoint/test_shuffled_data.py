@@ -78,12 +78,12 @@ def trained(
 
 @pytest.mark.slow
 def test_a_run_resumes_in_mid_block(tmp_path: Path) -> None:
-    """Two workers, batches of 10 in blocks of 37, a row group that cannot be read: resumed from every checkpoint, in both
-    epochs, the digest is that of the untouched run, and the same part is left out."""
+    """Two workers, batches of 10 in blocks of 37, a row group that cannot be read: resumed from checkpoints in both epochs,
+    the digest is that of the untouched run, and the same part is left out."""
     recipe = str(write(tmp_path, damaged=True))
     untouched = run(2, trained, recipe, str(tmp_path / "run"), [])[0]
     assert len(untouched["skipped"]["parts"]) == 1 and untouched["steps"] > 20
-    for step in reversed(steps_in(tmp_path / "run")[:-1]):
+    for step in (18, 9, 3):
         again = run(2, trained, recipe, str(tmp_path / "run"), [], step)
         assert again[0]["digest"] == untouched["digest"], step
         assert again[0]["skipped"] == again[1]["skipped"] == untouched["skipped"]
