@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,12 @@ def ids(data: ParquetData, rank: int = 0, workers: int = 1) -> list[int]:
 GOOD = [i for i in range(300) if i not in range(20, 40) and i not in range(280, 300)]
 
 
+@pytest.mark.parametrize("shuffle", [0, 9, 70])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_unreadable_parts_are_skipped_whole(tmp_path: Path, workers: int) -> None:
+def test_unreadable_parts_are_skipped_whole(tmp_path: Path, workers: int, shuffle: int) -> None:
     """A truncated file and two row groups with a wrong bit each are skipped, and every other sample is read once, for any
-    number of workers, though several share a row group and only one reads the wrong bit."""
-    data = make(tmp_path / "data")
+    number of workers, though several share a row group and only one reads the wrong bit, shuffled or not."""
+    data = replace(make(tmp_path / "data"), shuffle=shuffle)
     found = [i for rank in range(workers) for i in ids(data, rank, workers)]
     assert sorted(found) == GOOD
     source = data.open("train", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("kinds")
     ratings = str(write_ratings(folder / "u.data"))
     mapped = {"user": "user", "tags": "tags", "city": "city"}
+    rows = str(write_parquet(folder / "rows"))
+    parquet = ParquetData(rows, mapped, label="clicked", dense=["price"], eval_fraction=0.2)
     return {
         "clicks": ClicksData(features=3, ids=[50, 9, 1], hot=[1, 3, 1], dense=2, samples=SAMPLES, eval_samples=40),
         "sequences": SequencesData(users=SAMPLES, items=40, groups=4, max_length=9, mean_length=8, negatives=3),
@@ -36,7 +39,6 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             cache=str(folder / "cache"),
         ),
         "criteo": CriteoData([str(p) for p in write_criteo(folder)]),
-        "parquet": ParquetData(
-            str(write_parquet(folder / "rows")), mapped, label="clicked", dense=["price"], eval_fraction=0.2
-        ),
+        "parquet": parquet,
+        "parquet-shuffled": replace(parquet, shuffle=23),
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from made_up import a_bench, a_run, a_summary, a_trace
+from made_up import a_bench, a_data, a_run, a_summary, a_trace
 from nestpipe.report.page import page, write_page
 from nestpipe.report.read import read
 from nestpipe.report.timeline import shape_timeline
@@ -33,7 +33,9 @@ def written(folder: Path, what: Path) -> Path:
 @pytest.fixture(scope="module")
 def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    return written(folder, a_run(folder / "run"))
+    run = a_run(folder / "run")
+    (run / "data.json").write_text(json.dumps(a_data()))
+    return written(folder, run)
 
 
 @pytest.fixture(scope="module")
@@ -217,11 +219,30 @@ def test_the_theme_can_be_chosen(look: Any, run_page: Path) -> None:
 def test_charts_have_axes_and_tell_values(look: Any, run_page: Path) -> None:
     seen = look(run_page)
     seen.page.wait_for_selector(".chart path.axis", state="attached")
-    assert seen.page.locator(".chart h3").all_inner_texts() == ["loss", "throughput, samples/s", "AUC", "NE"]
+    titles = ["loss", "throughput, samples/s", "AUC", "NE", "users by length of history"]
+    assert seen.page.locator(".chart h3").all_inner_texts() == titles
     chart = seen.page.locator(".chart").first
     chart.locator("svg").focus()
     seen.page.keyboard.press("ArrowRight")
     assert "step 20: in training 1.0" in chart.locator(".readout").inner_text()
+
+
+def test_data_has_filters_lengths_ties_and_notes(look: Any, run_page: Path, tmp_path: Path) -> None:
+    """A row for each filter, a bar for each length, as high as its users; keys tell values.  Without data.json: no section."""
+    seen = look(run_page)
+    section = seen.page.locator("section[aria-label=Data]")
+    rows = section.locator("#filters tbody tr")
+    assert rows.count() == 3 and rows.nth(2).inner_text().split()[-5:] == ["6,034", "3,391", "711,302", "71.1", "%"]
+    seen.page.wait_for_selector(".bars rect", state="attached")
+    heights = [float(bar.get_attribute("height")) for bar in section.locator("rect").all()]
+    assert len(heights) == 8 and heights[0] == 0 and heights[3] / heights[4] == pytest.approx(1740 / 1402, rel=0.01)
+    section.locator("svg").focus()
+    for _ in range(4):
+        seen.page.keyboard.press("ArrowRight")
+    assert section.locator(".readout").inner_text() == "21 to 50: 1,740 users, 28.8 %"
+    assert "541,000 events of 6,034 users" in section.locator("#ties").inner_text()
+    assert section.locator("li").all_inner_texts() == ["Ratings below 4 count as events."] and seen.said == []
+    assert look(written(tmp_path, a_run(tmp_path / "run"))).page.locator("section[aria-label=Data]").count() == 0
 
 
 def test_a_bench_shows_rungs_limit_ratios_and_stages(look: Any, bench_page: Path) -> None:
@@ -243,9 +264,11 @@ def test_names_do_not_run(look: Any, tmp_path: Path) -> None:
     summary = a_summary(recipe=BAD, stages={BAD: {"busy_ms": 1.0, "hidden_ms": 0.0, "exposed_ms": 1.0}})
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 1, "why": BAD, "eval": {BAD + "@1": 0.5}}) + "\n")
+    (run / "data.json").write_text(json.dumps(a_data(stages=[{"name": BAD, "users": 1, "events": 2}], notes=[BAD])))
     seen = look(written(tmp_path, run))
     seen.lanes()
     assert seen.said == [] and seen.page.locator("h1").inner_text() == BAD and BAD in seen.page.title()
+    assert seen.page.locator("#filters tbody th").inner_text() == BAD
     bench = a_bench(title=BAD, link=BAD, command=BAD)
     for rung in bench["rungs"]:
         rung |= {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from made_up import a_bench, a_run, a_summary, a_trace
+from made_up import a_bench, a_data, a_run, a_summary, a_trace
 from nestpipe.cli.main import main
 from nestpipe.report.files import ReportError
 from nestpipe.report.page import embedded, page, write_page
@@ -132,6 +132,8 @@ def test_traces_that_lie(change: dict[str, Any], tmp_path: Path, capsys: pytest.
         ("metrics.jsonl", b"7\n", "metrics.jsonl line 1 is not an object"),
         ("recipe.toml", b"\xff", "recipe.toml is not text"),
         ("trace.json", b'{"traceEvents": [', "trace.json is not JSON"),
+        ("data.json", b'{"stages": [', "data.json is not JSON"),
+        ("data.json", b"[]", "data.json does not describe data"),
     ],
 )
 def test_runs_with_broken_files(
@@ -166,6 +168,14 @@ def test_wrong_kinds_of_values_do_not_break_a_page(tmp_path: Path) -> None:
     others: list[Any] = [None, True, "x", -1, 1e300, 10**400, [], [1], {}, {"a": {"b": []}}]
     run, path = a_run(tmp_path / "run"), tmp_path / "b.json"
     for other in others:
+        for given in (
+            *(a_data(**{key: other}) for key in a_data()),
+            a_data(stages=[other]),
+            a_data(lengths={"mean": other, "histogram": [other]}),
+            a_data(lengths={"histogram": [[other, 3], [5, other]]}),
+        ):
+            (run / "data.json").write_text(json.dumps(given))
+            shown(run)
         for key in a_summary():
             (run / "summary.json").write_text(json.dumps(a_summary(**{key: other})))
             shown(run)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from made_up import a_bench, a_run, a_summary, a_trace
+from made_up import a_bench, a_data, a_run, a_summary, a_trace
 from nestpipe.report.bench import colour_of, shape_bench
 from nestpipe.report.exposed import Ran, stage_sums, waits
 from nestpipe.report.read import read
@@ -144,3 +144,32 @@ def test_summaries_of_any_kind_are_shown(tmp_path: Path) -> None:
     odd = a_summary(loss=None, metrics={}, micro_batches="auto", micro_batches_chosen=[[0, 2], [70, 8]], stages={})
     data = read(a_run(tmp_path / "run", odd))
     assert dict(data["facts"])["chosen"] == "2 from batch 0, 8 from batch 70"
+
+
+def test_data_that_a_reader_told_of(tmp_path: Path) -> None:
+    """data.json of a run: filters, lengths, bars named by the lengths they hold, ties, notes; without it there is none."""
+    run = a_run(tmp_path / "run")
+    assert read(run)["data"] is None
+    (run / "data.json").write_text(json.dumps(a_data()))
+    data = read(run)["data"]
+    assert [stage["events"] for stage in data["stages"]] == [1_000_209, 999_611, 711_302]
+    assert dict(data["lengths"]) == {
+        "least": 18, "median": 96.0, "mean": 165.7, "90 %": 400, "99 %": 910, "most": 2314,
+    }  # fmt: skip
+    names = [bar["name"] for bar in data["histogram"]]
+    assert names[:3] == ["up to 5", "6 to 10", "11 to 20"] and names[-1] == "over 500"
+    assert sum(bar["users"] for bar in data["histogram"]) == 6034
+    assert data["ties"] == {"events": 541_000, "users": 6034} and data["notes"] == ["Ratings below 4 count as events."]
+
+
+def test_data_of_any_kind_is_shown(tmp_path: Path) -> None:
+    """What is missing or is something else is left out: nothing of that is an error."""
+    run = a_run(tmp_path / "run")
+    odd = {"stages": [{"name": 5, "users": "x"}, 7], "lengths": {"mean": None, "histogram": [[1], [2, -1], [3, 4]]}}
+    for given in ({}, odd, {"stages": 1, "lengths": [], "ties": {"events": 1}, "notes": [1, "n"]}):
+        (run / "data.json").write_text(json.dumps(given))
+        data = read(run)["data"]
+        assert data["ties"] is None and data["lengths"] == []
+        if given is odd:
+            assert data["histogram"] == [{"name": "up to 3", "upper": 3, "users": 4}]
+            assert data["stages"] == [{"name": "?", "users": None, "items": None, "events": None}] * 2

@@ -61,6 +61,19 @@ def a_bench(**changes: Any) -> dict[str, Any]:
     return bench | {"date": "2026-11-16 12:00", "command": "nestpipe bench a"} | changes
 
 
+def a_data(**changes: Any) -> dict[str, Any]:
+    """What a reader tells of its data."""
+    stages = [("read", 6040, 3706, 1_000_209), ("5-core", 6034, 3416, 999_611), ("last 200", 6034, 3391, 711_302)]
+    bounds = [(5, 0), (10, 0), (20, 90), (50, 1740), (100, 1402), (200, 1290), (500, 1190), (None, 322)]
+    lengths = {"least": 18, "median": 96.0, "mean": 165.66, "p90": 400, "p99": 910, "most": 2314}
+    return {
+        "stages": [dict(zip(("name", "users", "items", "events"), stage)) for stage in stages],
+        "lengths": lengths | {"histogram": [list(pair) for pair in bounds]},
+        "ties": {"events": 541_000, "users": 6034},
+        "notes": ["Ratings below 4 count as events."],
+    } | changes
+
+
 def a_run(path: Path, summary: dict[str, Any] | None = None, trace: Trace | None = None) -> Path:
     path.mkdir(parents=True)
     (path / "recipe.toml").write_text('[model]\nkind = "dlrm"\n')

@@ -29,6 +29,7 @@ examples:
   nestpipe train my.toml --workers 4                 four local processes
   nestpipe train dlrm --set model.dim=64 --set tables.lr=0.1
   nestpipe train my.toml --set checkpoint.every_steps=500 --max-restarts 3
+  nestpipe train my.toml --log tensorboard           then: tensorboard --logdir runs
   nestpipe train runs/my-20261116-101500 --resume    resume from the run's last checkpoint, bit for bit
   torchrun --nnodes 2 --nproc-per-node 8 ... -m nestpipe train my.toml   join a launch on several machines
 """
@@ -44,6 +45,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--check", choices=["staleness"], help="verify the version of every row that is read; slower")
     parser.add_argument(
         "--trace", metavar="FILE", help="write when every action ran, on all workers, for ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--log",
+        choices=["tensorboard"],
+        help="also write what metrics.jsonl has as TensorBoard events, into RUN/tensorboard; a resumed run goes on with it",
     )
     parser.add_argument(
         "--resume",
@@ -88,6 +94,7 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
             "--max-restarts needs checkpoints to resume from: set checkpoint.every_steps or checkpoint.every_minutes"
         )
     _, existing = _resume_point(args, recipe)
+    _wants_tensorboard(args, existing)
     if not existing and args.run is not None:
         refuse_existing(Path(args.run))
     if recipe.train.workers == 1 and not args.max_restarts:
@@ -116,6 +123,7 @@ def _train_here(args: argparse.Namespace) -> int:
             "under torchrun, a run that writes checkpoints needs a directory for all workers: set --run-dir"
         )
     resumed, existing = _resume_point(args, recipe)
+    tensorboard = _wants_tensorboard(args, existing)
     world = join(recipe.train.timeout)
     if world.rank == 0:
         _log_restart(args, resumed)
@@ -129,6 +137,7 @@ def _train_here(args: argparse.Namespace) -> int:
         resumed=resumed,
         resuming=existing,
         launch=launch_id(),
+        tensorboard=tensorboard,
     )
     if world.rank == 0 and summary.get("stopped"):
         resume = f"nestpipe train {summary['run']} --resume"
@@ -197,6 +206,16 @@ def _resume_point(args: argparse.Namespace, recipe: Recipe) -> tuple[Resumed | N
             "and with another --run"
         )
     return resumed, path.exists()
+
+
+def _wants_tensorboard(args: argparse.Namespace, existing: bool) -> bool:
+    """With `--log tensorboard`, or for a run that resumes and has events: they would end, or show steps that were taken back."""
+    from nestpipe.train.tensorboard import FOLDER, check_installed
+
+    wants = args.log == "tensorboard" or (existing and (Path(args.run) / FOLDER).is_dir())
+    if wants:
+        check_installed()
+    return wants
 
 
 def _log_restart(args: argparse.Namespace, resumed: Resumed | None) -> None:

@@ -14,7 +14,10 @@ class TrainConfig:
     """How long and on what to train.  Ends at `steps` or `epochs`, whichever comes first; one epoch if neither is given."""
 
     batch_size: int = 1024
-    """Samples in a batch of one worker."""
+    """Samples in a batch of one data stream, which is that of one worker unless `streams` says otherwise."""
+    streams: int | None = None
+    """Data streams that the workers share: with the same number, a run has the same global batches, of streams x batch_size
+    samples, on any number of workers; none = as many as there are workers at the start."""
     steps: int | None = None
     """Most steps to train; none = as many as the epochs have."""
     epochs: int | None = None
@@ -39,7 +42,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("train.device", self.device, ("cpu", "cuda", "npu", "xpu", "auto", "sim"))
         one_of("train.precision", self.precision, PRECISIONS)
-        for key in ("batch_size", "steps", "epochs", "log_every", "threads", "workers"):
+        for key in ("batch_size", "streams", "steps", "epochs", "log_every", "threads", "workers"):
             at_least(f"train.{key}", getattr(self, key), 1)
         at_least("train.seed", self.seed, 0)
         above_zero("train.clip_norm", self.clip_norm)

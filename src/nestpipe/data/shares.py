@@ -1,8 +1,9 @@
-"""The data of a run that began with other workers than it has now.
+"""Data streams that are shared by other than one worker each, since the run began with other workers or a recipe says so.
 
-A global batch is what the streams of the first workers hand out at a time.  Workers that come later share these streams: each
-takes a run of the samples of one or some of them, so that every global batch has the same samples in it whatever the number of
-workers, and no sample is lost or trained twice.  With as many workers as there are streams, each has its own.
+A global batch is what all streams hand out at a time.  Their number stays what it was when the run began: that of its first
+workers, or `train.streams`.  Each worker takes a run of the samples of one or some of them, so that every global batch has the
+same samples in it whatever the number of workers, and no sample is lost or trained twice.  With as many workers as there are
+streams, each has its own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def shares_of(worker: int, workers: int, streams: int) -> list[Share]:
 
 
 class SharedStream:
-    """One worker's batches, as `Stream` hands them out, of a run that began with `streams` workers."""
+    """One worker's batches, as `Stream` hands them out, of a run with `streams` data streams; None: one for each worker."""
 
     def __init__(
         self,

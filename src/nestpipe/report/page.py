@@ -19,7 +19,7 @@ from typing import Any
 
 from nestpipe.version import VERSION
 
-SCRIPTS = ("dom.js", "timeline.js", "charts.js", "run.js", "bench.js", "page.js")
+SCRIPTS = ("dom.js", "timeline.js", "charts.js", "data.js", "run.js", "bench.js", "page.js")
 """Joined into one script in this order: each may use those before it."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nestpipe.report.data import shape_data
 from nestpipe.report.exposed import COMPUTE, UNKNOWN
 from nestpipe.report.files import (
     ReportError,
@@ -22,7 +23,7 @@ from nestpipe.report.series import charts
 from nestpipe.report.timeline import read_timeline, sums_of
 from nestpipe.schedule.stages import RENAMED, STAGES
 
-FILES = ("recipe.toml", "metrics.jsonl", "summary.json", "trace.json")
+FILES = ("recipe.toml", "metrics.jsonl", "summary.json", "trace.json", "data.json")
 REMOVE = "remove it and the page will be made without it, or train again"
 NO_TRACE = (
     "No timeline: this run kept no trace. Today's `nestpipe train` writes one (trace.json); "
@@ -44,6 +45,8 @@ def read_run(path: Path) -> dict[str, Any]:
     notes: list[str] = []
     records = _records(path / "metrics.jsonl", notes) if "metrics.jsonl" in there else []
     timeline = read_timeline(path / "trace.json", REMOVE) if "trace.json" in there else None
+    data = path / "data.json"
+    told = shape_data(read_json(data, REMOVE), str(data), REMOVE) if "data.json" in there else None
     if "summary.json" not in there:
         notes.append("There is no summary: the run was stopped, or is still running.")
         if timeline is not None and len(timeline["workers"]) == 1:
@@ -62,6 +65,7 @@ def read_run(path: Path) -> dict[str, Any]:
         "notes": notes,
         "charts": charts(records),
         "stages": None if stages is None else table_of_stages(stages, source),
+        "data": told,
         "timeline": timeline,
         "no_timeline": None if timeline is not None else NO_TRACE,
         "recipe": recipe,
@@ -85,6 +89,7 @@ def read_trace_page(trace: Path, timeline: dict[str, Any]) -> dict[str, Any]:
         "notes": [],
         "charts": [],
         "stages": table_of_stages(sums_of(timeline), "worker 0, over the steps of the trace"),
+        "data": None,
         "timeline": timeline,
         "no_timeline": None,
         "recipe": None,

@@ -90,14 +90,14 @@ def prepare_data(recipe: Recipe, world: World, tell: Callable[[float, str], None
 
 def open_source(recipe: Recipe, split: str, world: World) -> Source:
     source: Source = recipe.data.open(split, recipe.train.seed)
-    if split == "train" and source.extent < world.size:
+    if split == "train" and source.extent < max(world.size, recipe.train.streams or 1):
         if source.extent == 0:
             raise DataError(NO_SAMPLES)
         samples = f"{source.extent} sample" + "s" * (source.extent > 1)
-        raise DataError(
-            f"the training data has {samples}, fewer than the {world.size} workers: "
-            f"use --workers {source.extent} or more data"
-        )
+        few, instead = f"{world.size} workers", f"--workers {source.extent}"
+        if source.extent >= world.size:
+            few, instead = f"{recipe.train.streams} data streams", f"--set train.streams={source.extent}"
+        raise DataError(f"the training data has {samples}, fewer than the {few}: use {instead} or more data")
     return source
 
 
@@ -173,6 +173,7 @@ def train_stream(
 ) -> SharedStream:
     """This worker's batches; of a run that goes on, from `positions` of as many `streams` as it began with."""
     section = recipe.train
+    streams = section.streams if streams is None else streams
     epochs = section.epochs if section.epochs or section.steps else 1
     return SharedStream(
         source,

@@ -61,6 +61,11 @@ class Resumed:
             if now != before:
                 what = f"from {before!r} to {now!r}" if name else "since the checkpoint"
                 raise CheckpointError(f"{key} changed {what}: change it back, or start a new run")
+        if recipe.train.streams not in (None, began := len(self.positions())):
+            raise CheckpointError(
+                f"train.streams is {recipe.train.streams}, but the run has {began} data streams since it began: "
+                f"use train.streams={began}, or start a new run"
+            )
 
     def stream(self, recipe: Recipe, source: Source, world: World) -> SharedStream:
         """The training data from the saved position on, shared among the current number of workers."""

@@ -1,4 +1,4 @@
-"""A run's directory: recipe.toml, metrics.jsonl, summary.json, trace.json, data.json of a log; `launch` until the run ends."""
+"""A run's directory: recipe.toml, metrics.jsonl, summary.json, trace.json; data.json of a log; `launch` until the run ends."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from nestpipe.config.recipe import Recipe
 from nestpipe.errors import NestPipeError
 from nestpipe.launch.restarts import LAUNCH_FILE
+from nestpipe.train.tensorboard import Events
 
 
 class RunError(NestPipeError, ValueError):
@@ -38,12 +39,15 @@ class RunDirectory:
         *,
         resuming: bool = False,
         launch: str | None = None,
+        tensorboard: bool = False,
     ) -> None:
-        """`resuming`: the run exists, and stays unchanged until `rewind_to`.  `launch`: may resume it on a restart."""
+        """`resuming`: the run exists, and stays unchanged until `rewind_to`.  `launch`: may resume it on a restart.
+        `tensorboard`: what metrics.jsonl has goes into event files, too."""
         self.path = default_path(recipe.name) if path is None else Path(path)
         self._writes = rank == 0
         self._recipe = recipe.to_toml()
         self._launch = launch
+        self._events = Events(self.path) if tensorboard and self._writes else None
         if self._writes and not resuming:
             with _one_line(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -70,15 +74,21 @@ class RunDirectory:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         kept = [line for line in lines if _step_of(line) <= step]
         self._write("metrics.jsonl", "".join(line + "\n" for line in kept))
+        if self._events is not None:
+            with _one_line(self.path):
+                self._events.begin_again(json.loads(line) for line in kept)
         self._write("recipe.toml", self._recipe)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Appends one line to metrics.jsonl.  NaN and infinity become null."""
         if self._writes:
-            line = json.dumps(plain(record), allow_nan=False)
+            record = plain(record)
             path = self.path / "metrics.jsonl"
             with _one_line(path), path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                file.write(json.dumps(record, allow_nan=False) + "\n")
+            if self._events is not None:
+                with _one_line(self.path):
+                    self._events.write([record])
 
     def write_data(self, statistics: Mapping[str, Any] | None) -> None:
         """Writes data.json, what there is to tell about the training data, if anything."""
@@ -88,6 +98,8 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json whole or not at all, even if the machine stops.  Ends the run: no restart resumes it."""
         self._write("summary.json", json.dumps(plain(summary), allow_nan=False, indent=2) + "\n")
+        if self._events is not None:
+            self._events.close()
         if self._writes:
             with _one_line(self.path):
                 (self.path / LAUNCH_FILE).unlink(missing_ok=True)

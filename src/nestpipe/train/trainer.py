@@ -39,13 +39,16 @@ def train(
     resumed: Resumed | None = None,
     resuming: bool = False,
     launch: str | None = None,
+    tensorboard: bool = False,
 ) -> dict[str, Any]:
     """Trains a recipe on this worker, together with all others; returns the summary, the same on every worker.
 
     `resumed`: the checkpoint to resume run `run` from; `resuming` without one: the run was interrupted before its first.
     `trace`: a file for the whole timeline.  `launch`: by what name the launcher will know this run when it restarts workers.
+    `tensorboard`: what the log has goes into event files, too.
     """
-    trainer = Trainer(recipe, world, run, quiet, check_staleness, trace is not None, resumed, resuming, launch)
+    traced = trace is not None
+    trainer = Trainer(recipe, world, run, quiet, check_staleness, traced, resumed, resuming, launch, tensorboard)
     with trainer.guarded():
         while step := trainer.next_step():
             trainer.write_log()
@@ -70,12 +73,15 @@ class Trainer:
         resumed: Resumed | None,
         resuming: bool,
         launch: str | None,
+        tensorboard: bool,
     ) -> None:
         torch.set_num_threads(recipe.train.threads)
         self.recipe, self.world = recipe, world
         # A run without checkpoints cannot be resumed: a second launch of the same name must not write over it.
         launch = launch if recipe.checkpoint.on else None
-        self.directory = RunDirectory(recipe, run, world.rank, resuming=resuming, launch=launch)
+        self.directory = RunDirectory(
+            recipe, run, world.rank, resuming=resuming, launch=launch, tensorboard=tensorboard
+        )
         self.shows = world.rank == 0 and not quiet
         with Display(f"{recipe.name}: preparing data", on=self.shows) as display:
             prepare_data(recipe, world, display.show)
