@@ -65,12 +65,18 @@ def own_keys(kind: str) -> list[RecipeKey]:
     """The keys of a user's class of model or of data."""
     from torch import nn
 
+    from nestpipe.config.build import RecipeError
     from nestpipe.config.describe import describe
     from nestpipe.config.own_class import own_class
     from nestpipe.data.own import own_data
     from nestpipe.models.contract import config_of, own_model
 
-    if issubclass(own_class(kind, repr(kind)), nn.Module):
+    cls = own_class(kind, repr(kind))
+    if not issubclass(cls, nn.Module) and not hasattr(cls, "open"):
+        raise RecipeError(
+            f"{kind!r} is neither a model (a torch.nn.Module) nor data (a frozen dataclass with a method open)"
+        )
+    if issubclass(cls, nn.Module):
         found = describe({}, {kind: config_of(own_model(kind, repr(kind)), repr(kind))})
     else:
         found = describe({kind: own_data(kind, repr(kind))}, {})

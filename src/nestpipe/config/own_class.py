@@ -38,11 +38,11 @@ def own_class(name: str, where: str) -> type:
     RecipeError, in one line that begins with `where`, if there is none.
     """
     module_name, _, class_name = name.partition(":")
-    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+    if not _is_name(class_name) or not _is_name(module_name, dots=True) or module_name.endswith(".py"):
         right = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        fits = class_name.isidentifier() and all(part.isidentifier() for part in right.split("."))
-        raise RecipeError(f"{where} must be 'module:Class', such as '{right if fits else 'my_package.my_module'}:"
-                          f"{class_name if fits else 'Ranker'}'")  # fmt: skip
+        fits = _is_name(class_name) and _is_name(right, dots=True)
+        example = f"{right}:{class_name}" if fits else "my_package.my_module:Ranker"
+        raise RecipeError(f"{where} must be 'module:Class', such as {example!r}")
     module = _import(module_name, where)
     found = getattr(module, class_name, None)
     if isinstance(found, type):
@@ -112,6 +112,10 @@ def _failed(name: str, where: str, error: BaseException) -> RecipeError:
     place = f" ({mine[-1].filename} line {mine[-1].lineno})" if mine else ""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return RecipeError(f"{where}: module {name!r} cannot be imported: {text}{place}")
+
+
+def _is_name(text: str, dots: bool = False) -> bool:
+    return all(part.isidentifier() for part in (text.split(".") if dots else [text]))
 
 
 def _near(name: str, valid: Iterable[str]) -> str:
