@@ -32,7 +32,7 @@ from nestpipe import (
     World,
 )
 
-USERS, ITEMS, TASTES = 2_000, 500, 10  # user u likes items i with i % TASTES == u % TASTES
+USERS, ITEMS, TASTES = 500, 200, 10  # user u likes items i with i % TASTES == u % TASTES
 BATCH, NEGATIVES = 256, 16
 TEMPERATURE = 0.1
 
@@ -87,7 +87,7 @@ def batch_of(users: Tensor, chosen: Tensor, negatives: Tensor) -> Batch:
     return Batch(features)
 
 
-def main(steps: int = 300) -> float:
+def main(steps: int = 150) -> float:
     """Trains, and returns the share of the ten nearest items that are to the user's taste; 1 in TASTES would be chance."""
     torch.manual_seed(0)  # the same dense weights on every worker
     world = World.join()
@@ -101,7 +101,7 @@ def main(steps: int = 300) -> float:
     )
     train = batches(world.rank, steps)
     while step := pipeline.progress(train):
-        if world.rank == 0 and (step.batch + 1) % 100 == 0:
+        if world.rank == 0 and (step.batch + 1) % 50 == 0:
             print(f"step {step.batch + 1}  loss {step.loss:.3f}")
 
     # Every item's vector: its row, through the item tower.  All workers ask for rows together.

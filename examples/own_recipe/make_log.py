@@ -20,8 +20,8 @@ def write_log(path: str, rows: int = 20_000) -> None:
     users, items = draw.integers(0, 500, rows), draw.integers(0, 200, rows)
     history = [draw.integers(0, 200, draw.integers(0, 5)) for _ in range(rows)]  # may be empty
     hour = draw.integers(0, 24, rows)
-    # Users have a taste, items a quality, and evenings are good.
-    odds = np.where(users % 5 == items % 5, 1.5, -1.0) + (items % 7 - 3) * 0.3 + np.where(hour > 18, 0.7, 0.0)
+    # Some users click more than others, some items are better, and evenings are good.
+    odds = (users % 5 - 2) * 0.7 + (items % 7 - 3) * 0.5 + np.where(hour > 18, 0.7, 0.0)
     clicked = draw.random(rows) < 1 / (1 + np.exp(-odds))
     columns = {
         "user_id": users,

@@ -52,11 +52,12 @@ def test_the_readmes_model_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(lines[-1][1]) < float(lines[0][1])
 
 
+@pytest.mark.slow
 def test_two_towers_find_what_users_like() -> None:
     """Promise: an own loop trains retrieval, and rows and outputs are what an index of nearest items needs."""
     pytest.importorskip("faiss")
     made = runpy.run_path(str(EXAMPLES / "two_tower.py"))
-    assert made["main"](steps=80) > 0.5  # by chance 0.1
+    assert made["main"](steps=80) > 0.8  # by chance 0.1
 
 
 def test_an_own_model_on_an_own_log(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_an_own_model_on_an_own_log(tmp_path: Path) -> None:
     ended = Command(tmp_path, ["train", "recipe.toml", *short], run="run").wait()
     assert ended.code == 0, ended.err
     metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
-    assert metrics["samples"] == 600 and metrics["auc"] > 0.6, metrics
+    assert metrics["samples"] == 600 and metrics["auc"] > 0.7, metrics
 
 
 @pytest.mark.slow

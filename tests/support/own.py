@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 from nestpipe import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection
+from nestpipe.models.dlrm import DLRM
+from nestpipe.models.hstu import HSTU
 
 with Path("imported").open("a") as file:
     file.write("x")
@@ -38,8 +40,11 @@ class Ranker(nn.Module):
         logits = self.dense(self.sparse(batch.sparse_features).values()).squeeze(1)
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels), logits.detach()
 
-class Other(Ranker):
-    """The same config, another model."""
+class MyDLRM(DLRM):
+    """Built in, under a name of one's own."""
+
+class MyHSTU(HSTU):
+    """With dropout."""
 
 class WithDict(Ranker):
     def forward(self, batch):
