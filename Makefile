@@ -33,8 +33,8 @@ test-fast: setup  ## the tests that take no time, in two processes: a minute and
 	@$(PYTEST) -m "not slow"
 
 lint: setup  ## ruff and mypy
-	@$(BIN)/ruff check src tests bench
-	@$(BIN)/ruff format --check src tests bench
+	@$(BIN)/ruff check src tests bench examples
+	@$(BIN)/ruff format --check src tests bench examples
 	@$(BIN)/mypy
 
 bench: setup bench-peers  ## the DLRM ladder beside TorchRec on hosts with 500 mbit links, as a table and a page (root)

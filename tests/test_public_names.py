@@ -31,6 +31,8 @@ PUBLIC = [
     "PipelineConfig",
     "Progress",
     "RowWiseAdagrad",
+    "Source",
+    "TableDefaults",
     "TrainPipeline",
     "World",
     "__version__",

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from nestpipe.config.pipeline import PipelineConfig
     from nestpipe.data.batch import Batch
     from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from nestpipe.data.source import Source
     from nestpipe.nn.collections import EmbeddingBagCollection, EmbeddingCollection
     from nestpipe.nn.deferred import DeferredLinear, DeferredStack
     from nestpipe.pipeline import Progress, TrainPipeline
-    from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig
+    from nestpipe.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableDefaults
     from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 
 _HOME = {
@@ -40,6 +41,8 @@ _HOME = {
     "Progress": "nestpipe.pipeline.progress",
     "RowWiseAdagrad": "nestpipe.tables.optimizers",
     "EvictionPolicy": "nestpipe.config.eviction",
+    "Source": "nestpipe.data.source",
+    "TableDefaults": "nestpipe.tables.config",
     "TrainPipeline": "nestpipe.pipeline.pipeline",
     "World": "nestpipe.comm.world",
 }
@@ -66,6 +69,8 @@ __all__ = [
     "PipelineConfig",
     "Progress",
     "RowWiseAdagrad",
+    "Source",
+    "TableDefaults",
     "TrainPipeline",
     "World",
     "__version__",

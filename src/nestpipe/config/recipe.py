@@ -13,6 +13,7 @@ from typing import Any
 from nestpipe.config.build import RecipeError, build, convert, nearest
 from nestpipe.config.checkpoint import CheckpointConfig
 from nestpipe.config.dense import DenseConfig
+from nestpipe.config.own_class import HOW, Kinds, is_own
 from nestpipe.config.pipeline import PipelineConfig
 from nestpipe.config.tables import TablesConfig
 from nestpipe.config.toml import toml_items, toml_key, toml_value
@@ -116,10 +117,18 @@ def _build_kind(section: str, table: Any, kinds: Mapping[str, type]) -> tuple[st
         raise RecipeError(f"{section} must be a table, not {show(table)}")
     rest = dict(table)
     kind, valid = rest.pop("kind", None), f"the kinds are {', '.join(kinds)}"
+    if isinstance(kinds, Kinds):
+        if is_own(kind):
+            return kind, build(kinds.own(kind), rest, section)
+        valid += f", or {HOW}"
     if kind is None:
         raise RecipeError(f"{section}.kind is missing: {valid}")
     if not isinstance(kind, str) or kind not in kinds:
-        raise RecipeError(f"unknown {section}.kind {show(kind)}: {nearest(str(kind), kinds) or valid}")
+        hint = nearest(str(kind), kinds) or valid
+        if isinstance(kinds, Kinds) and isinstance(kind, str) and "." in kind:
+            module, _, name = kind.rpartition(".")
+            hint = f"for your own class write '{module}:{name}', with a colon"
+        raise RecipeError(f"unknown {section}.kind {show(kind)}: {hint}")
     return kind, build(kinds[kind], rest, section)
 
 

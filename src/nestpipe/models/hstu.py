@@ -90,6 +90,7 @@ class HSTU(nn.Module):
     """
 
     table = "item"
+    """Whose rows are the items that an evaluation ranks."""
 
     def __init__(self, config: HSTUConfig, tables: TableDefaults | None = None) -> None:
         super().__init__()
@@ -120,6 +121,10 @@ class HSTU(nn.Module):
         chosen = negatives.index.view(-1, each)
         loss = sampled_softmax_loss(queries, rows, target.index, chosen, self.config.temperature)
         return loss, last
+
+    def item_vectors(self, rows: Tensor) -> Tensor:
+        """What a query is multiplied with to score an item, from the items' rows."""
+        return functional.normalize(rows, dim=1, eps=SHORTEST)
 
     def encode(self, history: JaggedTensor, time: JaggedTensor) -> Tensor:
         """[T, dim] for the tokens of a batch's histories."""

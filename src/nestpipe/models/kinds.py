@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from torch import nn
 
+from nestpipe.config.own_class import Kinds, is_own
 from nestpipe.data.source import Source
-from nestpipe.models.dlrm import DLRM, DLRMConfig
-from nestpipe.models.hstu import HSTU, HSTUConfig
-from nestpipe.models.timed import Timed, TimedConfig
+from nestpipe.models.contract import config_of, construct, own_model
+from nestpipe.models.dlrm import DLRM
+from nestpipe.models.hstu import HSTU
+from nestpipe.models.timed import Timed
 from nestpipe.tables.config import TableDefaults
 
-KINDS: dict[str, type] = {"dlrm": DLRMConfig, "hstu": HSTUConfig, "timed": TimedConfig}
+MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "timed": Timed}
+
+KINDS = Kinds(
+    {kind: config_of(model, kind) for kind, model in MODELS.items()},
+    own=lambda kind: config_of(own_model(kind), f"model.kind {kind!r}"),
+)
 """A frozen dataclass for each kind.  Its fields are the keys of the section."""
 
 
-def make_model(config: object, source: Source, tables: TableDefaults) -> nn.Module:
-    """The model of a config, with tables for the features of the source."""
+def make_model(kind: str, config: object, source: Source, tables: TableDefaults) -> nn.Module:
+    """The model of a kind and its config, with tables for the features of the source."""
+    where = f"model.kind {kind!r}"
+    if is_own(kind):
+        return construct(own_model(kind), where, config, source, tables)
     sequences = hasattr(source, "catalogue")
-    if isinstance(config, HSTUConfig):
-        if not sequences:
-            raise ValueError(
-                "model.kind 'hstu' needs sequences: data.kind 'sequences', or 'movielens' with data.task 'sequences'"
-            )
-        return HSTU(config, tables)
-    if sequences:
+    if kind == "hstu" and not sequences:
         raise ValueError(
-            "sequences need model.kind 'hstu'; for other models choose a data.kind (or data.task) of clicks"
+            "model.kind 'hstu' needs sequences: data.kind 'sequences', or 'movielens' with data.task 'sequences'"
         )
-    if isinstance(config, DLRMConfig):
-        return DLRM(config, source.features, source.dense_features, tables)
-    assert isinstance(config, TimedConfig), config
-    return Timed(config, source.features, tables)
+    if kind != "hstu" and sequences:
+        raise ValueError(
+            "sequences need model.kind 'hstu' or a class of your own; for other models choose a data.kind (or data.task) "
+            "of clicks"
+        )
+    return construct(MODELS[kind], where, config, source, tables)

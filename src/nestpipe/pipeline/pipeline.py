@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,12 @@ class TrainPipeline:
 
         All workers call it and iterate to the end; one with less data joins with nothing.
         """
+        with contextlib.closing(self.evaluate_with_loss(batches)) as found:
+            for batch, _, outputs in found:
+                yield batch, outputs
+
+    def evaluate_with_loss(self, batches: Iterator[Batch]) -> Generator[tuple[Batch, Tensor, Any], None, None]:
+        """As `evaluate`, with the model's loss between the two: the mean over the batch's samples."""
         self.settle()
         training = self.model.training
         self._evaluating = True
@@ -230,8 +237,8 @@ class TrainPipeline:
                     context.moved = move_batches([batch], self.device)
                     view = MicroBatchView(context, 0, False, self.device)
                     with torch.no_grad(), self._stages.looking_at(view), self._stages.autocast():
-                        _, outputs = self.model(context.moved[0])
-                    yield batch, outputs
+                        loss, outputs = self.model(context.moved[0])
+                    yield batch, loss, outputs
         finally:
             self._evaluating = False
             self.model.train(training)

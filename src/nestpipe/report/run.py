@@ -155,7 +155,7 @@ def _figures(
         (m for r in reversed(records) if (m := mapping(r.get("eval")))), {}
     )
     ranks = [key for key in metrics if key.endswith("@10")]
-    for key in ["auc", "ne", *ranks] if metrics else []:
+    for key in ["auc", "ne", *ranks, "loss"] if metrics else []:
         add(f"{key.upper()}, held out", number(metrics.get(key)), 4)
     if not metrics:
         add("loss", _last(summary, records, "loss"), 4, hint="mean of the last steps")

@@ -24,7 +24,13 @@ def charts(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     held_out = [{"step": line["step"], **mapping(line.get("eval"))} for line in lines if mapping(line.get("eval"))]
     found = [
         _chart(
-            "loss", "", [("in training", _line(lines, "loss")), ("held out, log loss", _line(held_out, "log_loss"))]
+            "loss",
+            "",
+            [
+                ("in training", _line(lines, "loss")),
+                ("held out, log loss", _line(held_out, "log_loss")),
+                ("held out", _line(held_out, "loss")),
+            ],
         ),
         _chart(
             "throughput",

@@ -15,6 +15,7 @@ from nestpipe.comm.world import World
 from nestpipe.config.dense import DenseConfig
 from nestpipe.config.recipe import Recipe
 from nestpipe.config.tables import TablesConfig
+from nestpipe.data.own import check_source
 from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError, Source
 from nestpipe.data.stream import Position
@@ -89,7 +90,7 @@ def prepare_data(recipe: Recipe, world: World, tell: Callable[[float, str], None
 
 
 def open_source(recipe: Recipe, split: str, world: World) -> Source:
-    source: Source = recipe.data.open(split, recipe.train.seed)
+    source = check_source(recipe.data.open(split, recipe.train.seed), recipe.data_kind)
     if split == "train" and source.extent < max(world.size, recipe.train.streams or 1):
         if source.extent == 0:
             raise DataError(NO_SAMPLES)
@@ -142,13 +143,13 @@ def build_model(recipe: Recipe, source: Source) -> nn.Module:
     """The recipe's model.  Its dense parameters depend on the seed alone."""
     torch.manual_seed(recipe.train.seed)
     tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.eviction())
-    model = make_model(recipe.model, source, tables)
+    model = make_model(recipe.model_kind, recipe.model, source, tables)
     return model.double() if recipe.dense.dtype == "float64" else model
 
 
 def recipe_options(recipe: Recipe) -> Options:
     """The options of the list that this recipe runs, from its model and its tables' settings; makes no tables."""
-    model = build_model(recipe, recipe.data.open("train", recipe.train.seed))
+    model = build_model(recipe, check_source(recipe.data.open("train", recipe.train.seed), recipe.data_kind))
     deferred = deferred_of(model, recipe.pipeline)
     parameters = deferred.parameters if deferred is not None else []
     dense = DenseReplica(model.named_parameters(), Exchange(World.single(), "dense"), parameters)

@@ -10,6 +10,7 @@ from typing import Any
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import LESS_IS_BETTER, Checkpoint, Folder
+from nestpipe.checkpoint.listing import recipe_value
 from nestpipe.checkpoint.load import restore
 from nestpipe.checkpoint.places import FOLDER
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
@@ -261,6 +262,15 @@ def find_resumed(recipe: Recipe, run: Path, step: int | None, saved: Callable[[s
     if last is None:
         return None
     resumed = Resumed(folder, last)
+    for section in (
+        "data",
+        "model",
+    ):  # before it is parsed: no class is imported that the run's own recipe does not name
+        now_kind, before_kind = getattr(recipe, f"{section}_kind"), recipe_value(last, section, "kind")
+        if before_kind is not None and before_kind != now_kind:
+            raise CheckpointError(
+                f"{section}.kind changed from {before_kind!r} to {now_kind!r}: change it back, or start a new run"
+            )
     try:
         # Both are parsed from text: a default that is an empty tuple becomes a list there.
         now, before = saved(recipe.to_toml()), saved(last.manifest.recipe)

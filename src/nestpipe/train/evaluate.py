@@ -1,17 +1,30 @@
-"""Held-out metrics: AUC and friends for clicks, hit rate and NDCG over the whole catalogue for sequences."""
+"""Held-out metrics, by what the data and the model's outputs are.
+
+- On sequences (a source with a `catalogue`), for a model that names its item `table`: hit rate and NDCG over the whole
+  catalogue.  Outputs are a query [B, n] for each sample; an item scores the product of query and vector.  Vectors are the
+  table's rows, or what the model's `item_vectors(rows)` makes of them.
+- Where outputs are one number for each label: AUC and friends.  Outputs are logits, labels are 0 or 1.
+- Otherwise: the mean loss.
+"""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 import numpy as np
 import torch
-from torch.nn import functional
+from torch import Tensor, nn
 
+from nestpipe.comm.exchange import Exchange
 from nestpipe.config.training import EvalConfig
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Stream
-from nestpipe.models.hstu import HSTU
+from nestpipe.nn.collections import collections_in
 from nestpipe.pipeline.pipeline import TrainPipeline
-from nestpipe.train.metrics import ClickMetrics, RankMetrics, target_ranks
+from nestpipe.train.metrics import ClickMetrics, RankMetrics, are_scores, target_ranks
+
+log = logging.getLogger(__name__)
 
 
 def evaluate(pipeline: TrainPipeline, source: Source, section: EvalConfig) -> dict[str, float]:
@@ -21,20 +34,55 @@ def evaluate(pipeline: TrainPipeline, source: Source, section: EvalConfig) -> di
     world = pipeline.world
     stream = Stream(_first(source, section.max_samples), section.batch_size, rank=world.rank, workers=world.size)
     try:
-        if isinstance(pipeline.model, HSTU):
+        if ranks_items(pipeline.model, source):
             return _ranking(pipeline, stream, source.catalogue, section)  # type: ignore[attr-defined]
-        return _clicks(pipeline, stream)
+        return _clicks_or_loss(pipeline, stream)
     finally:
         stream.close()
 
 
-def _clicks(pipeline: TrainPipeline, stream: Stream) -> dict[str, float]:
+def ranks_items(model: nn.Module, source: Source) -> bool:
+    """Whether this model is evaluated by ranking the items of this source."""
+    table = getattr(model, "table", None)
+    return isinstance(table, str) and hasattr(source, "catalogue") and {"history", "target"} <= set(source.features)
+
+
+def rehearse(pipeline: TrainPipeline, source: Source, section: EvalConfig) -> None:
+    """Evaluates on a sample a worker and forgets the result: a fault shows before hours of training, not after them."""
+    _check_item_table(pipeline.model, source)
+    with torch.random.fork_rng(devices=[]):
+        evaluate(pipeline, source, replace(section, max_samples=pipeline.world.size))
+
+
+def _check_item_table(model: nn.Module, source: Source) -> None:
+    """ValueError if the model's `table` is none of its tables."""
+    if ranks_items(model, source):
+        tables = [table.name for collection in collections_in(model) for table in collection.tables]
+        if model.table not in tables:
+            raise ValueError(
+                f"the model's attribute table is {model.table!r}, and its tables are {', '.join(tables) or '(none)'}: name "
+                "that of the items, which an evaluation ranks"
+            )
+
+
+def _clicks_or_loss(pipeline: TrainPipeline, stream: Stream) -> dict[str, float]:
     predicted, best = ClickMetrics(logits=True), ClickMetrics(logits=False)
-    for batch, logits in pipeline.evaluate(stream):
-        if batch.labels is not None:
-            predicted.update(logits, batch.labels)
+    sums = torch.zeros(4, dtype=torch.float64)
+    """Loss, its terms, samples, and batches whose outputs are no scores of clicks: all workers choose by all of them."""
+    for batch, loss, outputs in pipeline.evaluate_with_loss(stream):
+        scores = are_scores(outputs, batch.labels)
+        if batch.terms():  # without terms there is no mean
+            sums += torch.tensor([float(loss) * batch.terms(), batch.terms(), 0.0, 0.0], dtype=torch.float64)
+        sums += torch.tensor([0.0, 0.0, len(batch), not scores], dtype=torch.float64)
+        if scores:
+            predicted.update(outputs, batch.labels)
             if "truth" in batch.extras:
                 best.update(batch.extras["truth"], batch.labels)
+    Exchange(pipeline.world, "metrics").all_reduce(sums)
+    total, terms, samples, others = sums.tolist()
+    if others:
+        log.info("the held-out metric is the loss: the model's outputs are not one logit for each label")
+        return {"loss": total / terms if terms else float("nan"), "samples": int(samples)}
     group = pipeline.world.groups.get("metrics")
     found = predicted.compute(group)
     bayes = best.compute(group)
@@ -45,9 +93,18 @@ def _clicks(pipeline: TrainPipeline, stream: Stream) -> dict[str, float]:
 
 def _ranking(pipeline: TrainPipeline, stream: Stream, catalogue: np.ndarray, section: EvalConfig) -> dict[str, float]:
     """Ranks every user's last item among all items but those in the history that the model was shown."""
-    items = functional.normalize(pipeline.rows(HSTU.table, catalogue), dim=1, eps=1e-6)
+    items: Tensor = pipeline.rows(pipeline.model.table, catalogue)
+    if hasattr(pipeline.model, "item_vectors"):
+        with torch.no_grad():
+            items = pipeline.model.item_vectors(items)
     metrics = RankMetrics(section.top_k)
     for batch, queries in pipeline.evaluate(stream):
+        if not isinstance(queries, Tensor) or queries.shape != (len(batch), items.shape[1]):
+            raise ValueError(
+                f"to rank items, the model must return a query of {items.shape[1]} numbers for each sample, not "
+                + (f"{tuple(queries.shape)}" if isinstance(queries, Tensor) else f"a {type(queries).__name__}")
+                + "; without an attribute table it is evaluated by its loss"
+            )
         features = batch.sparse_features
         target = np.searchsorted(catalogue, features["target"].values().numpy())
         history = features["history"]

@@ -22,6 +22,11 @@ def _workers(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
+def are_scores(outputs: object, labels: Tensor | None) -> bool:
+    """Whether a model's outputs are taken as click predictions: one number for each label."""
+    return isinstance(outputs, Tensor) and labels is not None and outputs.shape == labels.shape
+
+
 class ClickMetrics:
     """AUC, normalised entropy, log loss and calibration of predicted clicks, from all scores of all workers.
 
@@ -45,7 +50,10 @@ class ClickMetrics:
             raise ValueError(f"scores and labels differ in shape: {tuple(scores.shape)} and {tuple(labels.shape)}")
         # Checked here and not in `compute`: there, an error on one worker would leave the others waiting.
         if not bool(((labels == 0) | (labels == 1)).all()):
-            raise ValueError("labels must be 0 or 1")
+            raise ValueError(
+                "labels must be 0 or 1: outputs of the labels' shape are taken as predictions of clicks; a model that "
+                "predicts something else returns something else, such as a dict, and is evaluated by its loss"
+            )
         if not self.logits and bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError("probabilities must be from 0 to 1; for logits make ClickMetrics(logits=True)")
         # A copy, as the caller may reuse its tensors for the next batch.

@@ -11,7 +11,7 @@ from typing import Any
 from nestpipe.comm.world import World
 from nestpipe.config.training import TrainConfig
 from nestpipe.pipeline import Progress
-from nestpipe.train.metrics import ClickMetrics
+from nestpipe.train.metrics import ClickMetrics, are_scores
 
 SETTLING_STEPS = 5
 """The first steps compile kernels and fill caches; samples/s leaves them out."""
@@ -54,7 +54,7 @@ class Pace:
         self.samples += step.samples
         self._losses.append(step.loss)
         for batch, outputs in zip(step.micros, step.outputs):
-            if outputs is not None and batch.labels is not None and outputs.shape == batch.labels.shape:
+            if are_scores(outputs, batch.labels):
                 self._scores.update(outputs, batch.labels)
         if self.steps - self._began != SETTLING_STEPS:
             return False

@@ -54,4 +54,6 @@ def in_words(metrics: dict[str, float]) -> str:
                 way = (metrics["auc"] - 0.5) / (metrics["bayes_auc"] - 0.5)
                 text += f" ({way:.1%} of the way from 0.5)"
         return text
+    if "loss" in metrics:
+        return f"held-out loss {metrics['loss']:.4f}"
     return "  ".join(f"{k.upper()} {v:.4f}" for k, v in metrics.items() if k != "samples") or "no held-out samples"

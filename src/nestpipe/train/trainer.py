@@ -11,6 +11,7 @@ import torch
 
 from nestpipe.comm.consistency import check_consistent, sum_over_workers
 from nestpipe.comm.world import World
+from nestpipe.config.own_class import is_own
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
@@ -19,7 +20,7 @@ from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, prepare_data, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, restore_run
 from nestpipe.train.display import Display
-from nestpipe.train.evaluate import evaluate
+from nestpipe.train.evaluate import evaluate, rehearse
 from nestpipe.train.evicted import EvictedFiles
 from nestpipe.train.memory import HeapTrimmer, memory_of
 from nestpipe.train.pace import Pace
@@ -95,6 +96,8 @@ class Trainer:
         self.pipeline = make_pipeline(
             recipe, source, world, check_staleness=check_staleness, trace=trace, empty=resumed is not None
         )
+        if is_own(recipe.model_kind) or is_own(recipe.data_kind):
+            rehearse(self.pipeline, self.held_out, recipe.eval)
         self.stream = resumed.stream(recipe, source, world) if resumed else train_stream(recipe, source, world)
         self.directory.write_data(getattr(source, "statistics", None))
         self.pace = Pace(recipe.train)
