@@ -100,6 +100,14 @@ def test_what_an_own_model_is_evaluated_by(tmp_path: Path) -> None:
     refused(nestpipe(tmp_path, *wrong, "model.kind=own_models:WrongQuery"), "a query of 8 numbers", "(1, 3)")
 
 
+@pytest.mark.slow
+def test_workers_agree_on_the_metric(tmp_path: Path) -> None:
+    """Promise: a worker that has no held-out sample, and so sees no outputs, chooses the same metric as the others."""
+    own.write(tmp_path)
+    few = ["--workers", "2", "--set", "data.eval_samples=1", "--set", "model.kind=own_models:WithDict"]
+    assert set(trained(tmp_path, "own.toml", *few)["metrics"]) == {"loss", "samples"}  # type: ignore[call-overload]
+
+
 def test_recipe_lists_the_keys_of_an_own_class(tmp_path: Path) -> None:
     """Promise: `nestpipe recipe module:Class` lists keys with help and defaults, for a model and for data."""
     own.write(tmp_path)
