@@ -21,6 +21,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One small data section of every kind."""
     folder = tmp_path_factory.mktemp("kinds")
     ratings = str(write_ratings(folder / "u.data"))
+    events = str(write_events(folder / "events"))
     mapped = {"user": "user", "tags": "tags", "city": "city"}
     rows = str(write_parquet(folder / "rows"))
     parquet = ParquetData(rows, mapped, label="clicked", dense=["price"], eval_fraction=0.2)
@@ -30,12 +31,22 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "movielens-clicks": MovieLensData(ratings, task="clicks"),
         "movielens-sequences": MovieLensData(ratings, max_length=7, negatives=3),
         "interactions": InteractionsData(
-            str(write_events(folder / "events")),
+            events,
             actions=["click", "like"],
             weight="weight",
             context=["place"],
             max_length=7,
             negatives=3,
+            cache=str(folder / "cache"),
+        ),
+        "interactions-streamed": InteractionsData(
+            events,
+            actions=["click", "like"],
+            weight="weight",
+            context=["place"],
+            max_length=7,
+            negatives=3,
+            shuffle=20,
             cache=str(folder / "cache"),
         ),
         "criteo": CriteoData([str(p) for p in write_criteo(folder)]),

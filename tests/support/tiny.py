@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from nestpipe.data.batch import Batch
 
-KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "interactions", "criteo", "parquet",
-              "parquet-shuffled"]  # fmt: skip
+KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "interactions",
+              "interactions-streamed", "criteo", "parquet", "parquet-shuffled"]  # fmt: skip
 SAMPLES = 137
 
 

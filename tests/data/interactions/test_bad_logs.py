@@ -202,4 +202,4 @@ def test_histories_that_do_not_fit(tmp_path: Path) -> None:
     data = log(tmp_path, {"user_id": pa.array([n // 9 for n in range(count)]), **table}, memory_gb=0.1)
     data.prepare(lambda done, what: None)
     object.__setattr__(data, "memory_gb", 0.01)
-    assert "the histories take 0.0 GB in every worker: raise data.memory_gb" in refused(data)
+    assert "the histories take 0.0 GB in every worker: set data.shuffle" in refused(data)

@@ -50,7 +50,10 @@ def oracle(files: list[list[Event]], section: dict[str, Any]) -> dict[int, list[
     events = [event for file in files for event in file]
     events = [e for e in events if (e[3] or not section.get("any_of")) and not (e[4] and section.get("none_of"))]
     if section.get("drop_repeats"):
-        events = list({e[:3]: e for e in reversed(events)}.values())[::-1]
+        firsts: dict[tuple[int, ...], Event] = {}
+        for event in events:
+            firsts.setdefault(event[:3], event)
+        events = list(firsts.values())
     least_user, least_item = section.get("min_user_events", 1), section.get("min_item_events", 1)
     while True:
         users, items = Counter(e[0] for e in events), Counter(e[1] for e in events)
@@ -302,3 +305,24 @@ def test_two_processes_prepare_once(tmp_path: Path) -> None:
     both = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
     assert len([p for p in (tmp_path / "cache").iterdir() if p.is_dir()]) == 1
+
+
+def test_streamed_histories_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read block by block, an epoch has the same samples as in memory, another order each, and held-out ones as they are."""
+    monkeypatch.setattr(history_files, "GROUP_EVENTS", 40)
+    monkeypatch.setattr(history_files, "PART_GROUPS", 3)
+    rng = np.random.default_rng(8)
+    log = [[(int(u), int(i), int(t), 0, 0) for u, i, t in rng.integers(0, 60, (900, 3))]]
+    paths = write(tmp_path / "log", log, "parquet")
+    section = {"negatives": 2, "max_length": 9, "cache": str(tmp_path / "cache")}
+    whole, streamed = InteractionsData(paths, **section), InteractionsData(paths, shuffle=16, **section)
+    for split in ("train", "eval"):
+        expected, found = (kind.open(split, 3) for kind in (whole, streamed))
+        assert found.features == expected.features and np.array_equal(found.catalogue, expected.catalogue)
+        epochs = [
+            [sample for batch in Stream(source, 7, epochs=2) for sample in samples_of(batch)]
+            for source in (expected, found)
+        ]
+        assert sorted(epochs[0]) == sorted(epochs[1])
+        if split == "eval":
+            assert epochs[0] == epochs[1]

@@ -17,6 +17,7 @@ from nestpipe.data.interactions.columns import MOST_ACTIONS, UNITS, EventColumns
 from nestpipe.data.interactions.event_files import EventFile
 from nestpipe.data.interactions.grouping import Filters, Progress
 from nestpipe.data.interactions.histories import Block, Reading, cached_blocks, grouped_blocks, is_grouped
+from nestpipe.data.interactions.streamed import StreamedSequences
 from nestpipe.data.paths import find_files
 from nestpipe.data.sequence_batches import FEATURES, LEAST, SequenceSource
 from nestpipe.data.source import DataError
@@ -74,6 +75,9 @@ class InteractionsData:
     """The longest history in a batch."""
     negatives: int = 128
     """Uniform draws from the catalogue for each target."""
+    shuffle: int | None = None
+    """None: every worker has all histories in memory, and trains them in a new order of all users in every epoch.  N: they
+    are read from the cache in blocks of N users, which are shuffled, for histories that are larger than memory."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do with a row without a user, item or time, or a CSV line that cannot be read: fail, or leave it out and
     tell how many."""
@@ -113,6 +117,8 @@ class InteractionsData:
             raise ValueError("data.split_time goes with data.split = 'time': set both or neither")
         if self.delimiter is not None and len(self.delimiter) != 1:
             raise ValueError(f"data.delimiter must be one character, not {self.delimiter!r}")
+        if self.shuffle is not None:
+            check_whole("shuffle", self.shuffle)
         check_text("cache", self.cache, "~/.cache/nestpipe")
         check_number("memory_gb", self.memory_gb, 0.1)
 
@@ -122,15 +128,27 @@ class InteractionsData:
         if not self._grouped(files):
             self._preparation(files).make(progress)
 
-    def open(self, split: str, seed: int) -> SequenceSource:
+    def open(self, split: str, seed: int) -> SequenceSource | StreamedSequences:
         check_split(split)
         files = self._files()
         if self._grouped(files):
+            if self.shuffle is not None:
+                raise DataError(f"data.shuffle needs a log of events, but {files[0]} is grouped already: leave it out")
             return self._source(list(grouped_blocks(files, self._columns())), None, split, seed, {})
         prepared = self._preparation(files).make(lambda done, what: None)
-        self._check_size(prepared)
         catalogue = pq.read_table(prepared.path / "catalogue.parquet", columns=["item"])["item"].to_numpy()
+        if self.shuffle is not None:
+            return self._streamed(prepared, catalogue, split, seed)
+        self._check_size(prepared)
         return self._source(list(cached_blocks(prepared.files())), catalogue, split, seed, prepared.statistics)
+
+    def _streamed(self, prepared: Prepared, catalogue: np.ndarray, split: str, seed: int) -> StreamedSequences:
+        assert self.shuffle is not None
+        reading = Reading(prepared.statistics["unit"], self.split_time, (*self.context, *self.candidate))
+        settings = (self.max_length, self.negatives, self.shuffle)
+        source = StreamedSequences(prepared.files(), reading, catalogue, split, seed, *settings)
+        source.statistics = prepared.statistics
+        return source
 
     def _source(
         self, blocks: list[Block], catalogue: np.ndarray | None, split: str, seed: int, statistics: dict[str, Any]
@@ -150,7 +168,8 @@ class InteractionsData:
         needed = 8 * wide * prepared.statistics["lengths"]["events"]
         if needed > self.memory_gb * 1e9:
             raise DataError(
-                f"the histories take {needed / 1e9:.1f} GB in every worker: raise data.memory_gb, or set data.last"
+                f"the histories take {needed / 1e9:.1f} GB in every worker: set data.shuffle = 10000 to read "
+                "them block by block, or raise data.memory_gb"
             )
 
     def _files(self) -> list[Location]:

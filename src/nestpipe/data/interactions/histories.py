@@ -72,10 +72,13 @@ def cached_blocks(files: Sequence[Path]) -> Iterator[Block]:
     for path in files:
         with pq.ParquetFile(path) as file:
             for number in range(file.num_row_groups):
-                yield _cached_block(file.read_row_group(number, use_threads=False))
+                yield cached_block(file.read_row_group(number, use_threads=False))
 
 
-def _cached_block(rows: pa.Table) -> Block:
+def cached_block(rows: pa.Table | pa.RecordBatch) -> Block:
+    """Of rows of a cache."""
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
     columns = {name: rows.column(name).combine_chunks() for name in rows.schema.names}
     lists = {name: column for name, column in columns.items() if name != "user"}
     lengths = np.diff(lists["item"].offsets.to_numpy())
