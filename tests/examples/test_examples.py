@@ -94,3 +94,16 @@ def run_cell(text: str, names: dict[str, Any]) -> Any:
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
+
+
+@pytest.mark.slow
+def test_an_own_sequence_model_on_an_own_log_of_events(tmp_path: Path) -> None:
+    """Promise: an unsorted log with text ids and a sequence model of one's own need a recipe and nothing else."""
+    shutil.copytree(EXAMPLES / "own_sequences", tmp_path, dirs_exist_ok=True)
+    runpy.run_path(str(tmp_path / "make_log.py"))["write_log"](str(tmp_path / "log"))
+    ended = Command(tmp_path, ["train", "recipe.toml", "--set", "train.epochs=8", "--quiet"], run="run").wait()
+    assert ended.code == 0, ended.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["metrics"]["hr@10"] > 2 * summary["by_popularity"]["hr@10"], summary
+    told = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert [stage["name"].split(" ")[0] for stage in told["stages"]] == ["read", "any", "users"]

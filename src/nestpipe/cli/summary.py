@@ -41,6 +41,9 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
             f"{summary['skipped']['samples']:,} samples an epoch were left out: {named}"
         )
     console.print(f"[bold]{metrics}[/bold]")
+    if popular := summary.get("by_popularity"):
+        figures = "  ".join(f"{name.upper()} {value:.4f}" for name, value in popular.items() if name != "samples")
+        console.print(f"most popular items instead of the model: {figures}")
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}")
     if page is not None:
         console.print(f"page {page}")

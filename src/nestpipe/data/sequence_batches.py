@@ -87,6 +87,14 @@ class SequenceSource:
         self._negatives = negatives if self._train else 0
         self._order: tuple[int, np.ndarray] = (-1, self._rows)
 
+    def popularity(self) -> np.ndarray:
+        """How often each item of the catalogue occurs in training."""
+        h = self.histories
+        before = np.arange(len(h.items)) - np.repeat(h.offsets[:-1], np.diff(h.offsets)) < np.repeat(
+            h.cut, np.diff(h.offsets)
+        )
+        return np.bincount(np.searchsorted(self.catalogue, h.items[before]), minlength=len(self.catalogue))
+
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if not self._train:
             return self._rows

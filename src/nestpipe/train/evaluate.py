@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.world import World
 from nestpipe.config.training import EvalConfig
+from nestpipe.data.batch import Batch
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Stream
 from nestpipe.nn.collections import collections_in
@@ -65,6 +67,25 @@ def _check_item_table(model: nn.Module, source: Source) -> None:
             )
 
 
+def by_popularity(world: World, model: nn.Module, source: Source, section: EvalConfig) -> dict[str, float]:
+    """The metrics of recommending everybody the most popular items; {} where items are not ranked, or not counted.
+
+    All workers call it together.
+    """
+    count = getattr(source, "popularity", None)
+    if count is None or not source.extent or not ranks_items(model, source):
+        return {}
+    scores = torch.from_numpy(count())
+    stream = Stream(_first(source, section.max_samples), section.batch_size, rank=world.rank, workers=world.size)
+    metrics = RankMetrics(section.top_k)
+    try:
+        for batch in stream:
+            _rank(batch, scores.expand(len(batch), -1), source.catalogue, metrics)  # type: ignore[attr-defined]
+    finally:
+        stream.close()
+    return metrics.compute(world.groups.get("metrics"))
+
+
 def _clicks_or_loss(pipeline: TrainPipeline, stream: Stream) -> dict[str, float]:
     predicted, best = ClickMetrics(logits=True), ClickMetrics(logits=False)
     sums = torch.zeros(4, dtype=torch.float64)
@@ -105,14 +126,17 @@ def _ranking(pipeline: TrainPipeline, stream: Stream, catalogue: np.ndarray, sec
                 + (f"{tuple(queries.shape)}" if isinstance(queries, Tensor) else f"a {type(queries).__name__}")
                 + "; without an attribute table it is evaluated by its loss"
             )
-        features = batch.sparse_features
-        target = np.searchsorted(catalogue, features["target"].values().numpy())
-        history = features["history"]
-        seen = np.searchsorted(catalogue, history.values().numpy())
-        scores = queries.to(items) @ items.T
-        exclude = (torch.from_numpy(seen), history.offsets())
-        metrics.update(target_ranks(scores, torch.from_numpy(target), exclude))
+        _rank(batch, queries.to(items) @ items.T, catalogue, metrics)
     return metrics.compute(pipeline.world.groups.get("metrics"))
+
+
+def _rank(batch: Batch, scores: Tensor, catalogue: np.ndarray, metrics: RankMetrics) -> None:
+    """Notes the place of each sample's target among all items but those in its history."""
+    features = batch.sparse_features
+    target = np.searchsorted(catalogue, features["target"].values().numpy())
+    history = features["history"]
+    seen = np.searchsorted(catalogue, history.values().numpy())
+    metrics.update(target_ranks(scores, torch.from_numpy(target), (torch.from_numpy(seen), history.offsets())))
 
 
 class _Head:
