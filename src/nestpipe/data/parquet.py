@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from nestpipe.data.parquet_columns import BadRow, Mapped, build_batch, check_sch
 from nestpipe.data.paths import find_files
 from nestpipe.data.skipped import Skipped
 from nestpipe.data.source import DataError, split_interval
+from nestpipe.files import Location
 
 CHUNK = 8192
 """Rows decoded at a time."""
@@ -27,7 +28,7 @@ class ParquetData:
     """Rows of Parquet files in their order.  `parquet_columns` says what becomes of each type, of nulls and of NaN."""
 
     paths: str | Sequence[str] = ()
-    """Files, globs or folders (of *.parquet, at any depth)."""
+    """Files, globs or folders (of *.parquet, at any depth); local, or s3://, gs:// and hdfs://."""
     sparse: Mapping[str, str] = field(default_factory=dict)
     """Feature to column."""
     label: str = ""
@@ -84,7 +85,7 @@ class ParquetData:
 class _Group:
     """One row group: rows first..last of all files, number `number` of its file, whose rows begin at `file_first`."""
 
-    path: Path
+    path: Location
     number: int
     first: int
     last: int
@@ -102,7 +103,12 @@ class ParquetSource:
     """
 
     def __init__(
-        self, files: list[Path], mapped: Mapped, split: str = "train", eval_fraction: float = 0.0, skip: bool = False
+        self,
+        files: list[Location],
+        mapped: Mapped,
+        split: str = "train",
+        eval_fraction: float = 0.0,
+        skip: bool = False,
     ) -> None:
         self.files = files
         self.skipped = Skipped() if skip else None
@@ -118,12 +124,12 @@ class ParquetSource:
         self._starts = np.array([group.first for group in self._groups], np.int64)
         self.piece = max((group.last - group.first for group in self._groups), default=1)
 
-    def _add(self, path: Path, first: int) -> int:
+    def _add(self, path: Location, first: int) -> int:
         """Notes the row groups of a file whose rows begin at `first`; returns where those of the next file begin."""
         try:
-            if path.stat().st_size == 0:
+            if path.size() == 0:
                 return first
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            with _opened(path) as file:
                 metadata, schema = file.metadata, file.schema_arrow
                 rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         except (OSError, pa.ArrowException) as error:
@@ -189,11 +195,18 @@ class ParquetSource:
 
     def _decode(self, group: _Group) -> Iterator[tuple[pa.RecordBatch, int]]:
         """All rows of a group, some thousand at a time, each with the number of its first."""
-        with pq.ParquetFile(group.path, page_checksum_verification=True) as file:
+        with _opened(group.path) as file:
             first = group.first
             for rows in file.iter_batches(CHUNK, [group.number], self._mapped.columns(), use_threads=False):
                 yield rows, first
                 first += rows.num_rows
+
+
+@contextmanager
+def _opened(path: Location) -> Iterator[pq.ParquetFile]:
+    """On object storage, what is near each other is read by one request."""
+    with path.open() as raw, pq.ParquetFile(raw, pre_buffer=path.remote, page_checksum_verification=True) as file:
+        yield file
 
 
 def _cut(rows: pa.RecordBatch, first: int, low: int, high: int) -> tuple[pa.RecordBatch, int] | None:

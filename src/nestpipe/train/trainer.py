@@ -14,6 +14,7 @@ from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
+from nestpipe.files.patience import limit_waiting
 from nestpipe.launch.signals import ending_orderly
 from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, train_stream
@@ -45,6 +46,7 @@ def train(
     `resumed`: the checkpoint to resume run `run` from; `resuming` without one: the run was interrupted before its first.
     `trace`: a file for the whole timeline.  `launch`: by what name the launcher will know this run when it restarts workers.
     """
+    limit_waiting(recipe.train.timeout)
     trainer = Trainer(recipe, world, run, quiet, check_staleness, trace is not None, resumed, resuming, launch)
     with trainer.guarded():
         while step := trainer.next_step():
