@@ -50,10 +50,12 @@ class Unreachable(FileError):
     exit_code = 1
 
 
-def is_passing(error: BaseException) -> bool:
+def is_passing(url: Url, error: BaseException) -> bool:
     """Whether the same request may succeed a moment later."""
     if isinstance(error, TimeoutError | ConnectionError):
         return True
+    if _answers_strangers_with_errors(url, error):
+        return False
     return isinstance(error, OSError) and any(word in str(error) for word in PASSING) and not _is_final(error)
 
 
@@ -64,10 +66,11 @@ def explain(url: Url, error: BaseException) -> FileError:
         return no_bucket(url)
     if any(word in text for word in WRONG_KEY):
         return FileError(f"{url}: {url.server()} does not accept the credentials ({_reason(text)}): check them")
-    if any(word in text for word in REFUSED) or isinstance(error, PermissionError):
-        advice, found = _credentials(url.scheme)
-        if not found:
-            return FileError(f"{url}: no credentials for {url.server()}: {advice}")
+    advice, found = _credentials(url.scheme)
+    refused = any(word in text for word in REFUSED) or isinstance(error, PermissionError)
+    if not found and (refused or _answers_strangers_with_errors(url, error)):
+        return FileError(f"{url}: no credentials for {url.server()}: {advice}")
+    if refused:
         return FileError(f"{url}: no permission: {url.server()} refuses these credentials; allow them, or use others")
     return FileError(f"{url} cannot be used: {_reason(text) or type(error).__name__}")
 
@@ -81,6 +84,12 @@ def unreachable(url: Url, error: BaseException, seconds: float) -> Unreachable:
         f"{url}: {url.server()} did not answer within {seconds:g} s ({_reason(str(error)) or type(error).__name__}): check "
         "that the server runs, the network, and the endpoint"
     )
+
+
+def _answers_strangers_with_errors(url: Url, error: BaseException) -> bool:
+    """Some servers, not Amazon's, take a request without credentials for an error of their own."""
+    inside = "INTERNAL_FAILURE" in str(error) or "HTTP status 5" in str(error)
+    return inside and bool(url.endpoint()) and not _credentials(url.scheme)[1]
 
 
 def _is_final(error: BaseException) -> bool:

@@ -47,16 +47,18 @@ def insist(url: Url, act: Callable[[], T], *, again: bool = True) -> T:
     seconds = _limit
     until = time.monotonic() + seconds
     pause = FIRST_PAUSE
+    first: OSError | None = None
     while True:
         try:
             return _on_a_thread(act, until)
         except (FileNotFoundError, FileError):
             raise
         except OSError as error:
-            if not is_passing(error):
+            if not is_passing(url, error):
                 raise explain(url, error) from None
+            first = first or error  # the last one may only say that time is over
             if not again or time.monotonic() + pause >= until:
-                raise unreachable(url, error, seconds) from None
+                raise unreachable(url, first, seconds) from None
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
