@@ -64,7 +64,7 @@ def days(storage: Server, bucket: str, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("days")
     for name in ("b/two.parquet", "a/one.parquet", "_temporary/three.parquet", "a/notes.txt", "empty.parquet"):
         (folder / name).parent.mkdir(exist_ok=True)
-        if name.endswith("e.parquet") and "_" not in name or "two" in name:
+        if (name.endswith("e.parquet") and "_" not in name) or "two" in name:
             write_rows(folder / name, 100, len(name))
         else:
             (folder / name).write_bytes(b"")
@@ -84,9 +84,7 @@ def test_the_same_files_in_the_same_order(days: tuple[Path, str], what: str) -> 
 
 def test_the_same_samples(days: tuple[Path, str]) -> None:
     """Parquet gives the same samples, and units, from object storage as from local disk."""
-    here, there = (
-        ParquetData(str(root), {"item": "item_id"}, "clicked", ["price"]).open("train", 0) for root in days
-    )
+    here, there = (ParquetData(str(root), {"item": "item_id"}, "clicked", ["price"]).open("train", 0) for root in days)
     assert all_of(here) == all_of(there) and here.extent == there.extent > 100
 
 
@@ -127,7 +125,7 @@ def test_a_lost_server_is_not_skipped(tmp_path: Path, monkeypatch: pytest.Monkey
         data = ParquetData(path, {"item": "item_id"}, "clicked", on_error="skip")
         source = data.open("train", 0)
         server.stop()
-        with pytest.raises(FileError, match="rows.parquet.*did not answer within 1 s"):
+        with pytest.raises(FileError, match=r"rows.parquet.*did not answer within 1 s"):
             list(source.read(0, source.extent, 0))
         assert source.skipped is not None and not source.skipped.parts
 

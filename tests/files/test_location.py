@@ -102,7 +102,7 @@ def test_what_is_missing(bucket: str) -> None:
     for act in (Location.open, Location.size, Location.version):
         with pytest.raises(FileNotFoundError, match="no such file: s3://files/none"):
             act(Location(f"{bucket}/none"))
-        with pytest.raises(FileError, match="no bucket 'elsewhere' on http://127.0.0.1:.*: create it"):
+        with pytest.raises(FileError, match=r"no bucket 'elsewhere' on http://127.0.0.1:.*: create it"):
             act(Location("s3://elsewhere/none"))
     with pytest.raises(FileError, match="no bucket 'elsewhere'"):
         Location("s3://elsewhere/none").write(b"")
@@ -138,7 +138,9 @@ def test_wrong_keys_are_named() -> None:
     """What the server says about a key is passed on, without numbers of requests."""
     from nestpipe.files.errors import explain
 
-    error = OSError("When x: AWS Error INVALID_ACCESS_KEY_ID during ListObjectsV2 operation: No such key. (Request ID: 7)")
+    error = OSError(
+        "When x: AWS Error INVALID_ACCESS_KEY_ID during ListObjectsV2 operation: No such key. (Request ID: 7)"
+    )
     assert str(explain(Url.parse("gs://a/b"), error)) == (
         "gs://a/b: Google Cloud Storage does not accept the credentials (No such key): check them"
     )
@@ -170,7 +172,9 @@ def test_a_server_that_is_lost(impatient: None) -> None:
         place.write(b"12345")
         with place.open() as file:
             server.freeze()
-            line = r"^s3://lost/f\?.*: 127.0.0.1:\d+ did not answer within 1 s \(no answer\): check that the server runs"
+            line = (
+                r"^s3://lost/f\?.*: 127.0.0.1:\d+ did not answer within 1 s \(no answer\): check that the server runs"
+            )
             with pytest.raises(Unreachable, match=line):
                 file.read()
             assert waiting.left_behind()
