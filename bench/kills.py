@@ -159,6 +159,7 @@ def s3_server() -> Iterator[S3]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     endpoint = f"http://127.0.0.1:{port}"
+    before = dict(os.environ)
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "kills",
@@ -174,6 +175,8 @@ def s3_server() -> Iterator[S3]:
     finally:
         server.kill()
         server.wait()
+        os.environ.clear()
+        os.environ |= before
 
 
 def answers(port: int) -> bool:
