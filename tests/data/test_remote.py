@@ -153,6 +153,13 @@ def test_bad_input(
     assert ended.code == 2
 
 
+def test_a_run_directory_is_local(tmp_path: Path) -> None:
+    """A URL as run directory is refused, instead of becoming a local folder of that name."""
+    ended = Command(tmp_path, ["train", "dlrm", "--run-dir", "s3://data/run"]).wait()
+    refused(ended, "--run s3://data/run: a run directory is local", "checkpoint.path")
+    assert ended.code == 2 and not (tmp_path / "s3:").exists()
+
+
 @pytest.mark.slow
 def test_who_may_not_read(tmp_path: Path) -> None:
     """Without credentials, or without permission, a training ends with one line and exit code 2."""

@@ -30,7 +30,10 @@ class Written:
 def read_plain(place: Place, most: int) -> bytes:
     """The contents of a regular file of at most `most` bytes.  Otherwise OSError, with the reason in `strerror`."""
     if isinstance(place, Location):
-        return _read_remote(place, most)
+        try:
+            return place.read(most)
+        except FileNotFoundError:
+            raise _no_file(place) from None
     try:
         number = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -41,7 +44,8 @@ def read_plain(place: Place, most: int) -> bytes:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(place))
-        _check_most(place, status.st_size, most)
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than {most:,}", str(place))
         return file.read(status.st_size)
 
 
@@ -84,20 +88,6 @@ def remove_plain(place: Place) -> None:
         place.remove()
     else:
         place.unlink()
-
-
-def _read_remote(place: Location, most: int) -> bytes:
-    try:
-        with place.open() as file:
-            _check_most(place, file.size(), most)
-            return bytes(file.read())
-    except FileNotFoundError:
-        raise _no_file(place) from None
-
-
-def _check_most(place: Place, size: int, most: int) -> None:
-    if size > most:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}", str(place))
 
 
 def _no_file(place: Location) -> FileNotFoundError:

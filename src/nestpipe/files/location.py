@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ class Location:
 
     @property
     def parent(self) -> Location:
+        if not self.remote:
+            return Location(str(Path(self.name).parent))
         url = self._url()
         return Location(str(Url(url.scheme, url.bucket, url.path.rpartition("/")[0], url.query)))
 
@@ -65,10 +68,13 @@ class Location:
         filesystem, path = self.resolve()
         return filesystem.open_input_file(path)
 
-    def read(self) -> bytes:
-        """All of it."""
-        with self.open() as file:
-            return bytes(file.read())
+    def read(self, most: int | None = None) -> bytes:
+        """All of it.  OSError (EFBIG) if that is more than `most` bytes."""
+        file = self._found(lambda: RemoteReader(self._url())) if self.remote else self.open()
+        size = int(file.size())
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {most:,}", self.name)
+        return bytes(file.read())
 
     def size(self) -> int:
         """In bytes."""
