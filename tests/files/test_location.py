@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nestpipe.files import FileError, Location, Unreachable
+from nestpipe.files import FileError, Location, Unreachable, systems
 from nestpipe.files import patience as waiting
 from nestpipe.files.url import Url
 from object_storage import Server, serving
@@ -161,6 +161,26 @@ def test_a_connection_that_comes_back(storage: Server) -> None:
             timer.start()
             assert file.read() == b"12345"
             timer.join()
+
+
+@pytest.mark.slow
+def test_an_upload_goes_on_when_the_connection_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that a server did not take are sent again."""
+    import threading
+
+    monkeypatch.setattr(systems, "REQUEST_SECONDS", 1.0)
+    data = os.urandom(25_000_000)
+    with serving() as server:
+        server.bucket("back")
+        place = Location(f"s3://back/f?endpoint_override=127.0.0.1:{server.port}&scheme=http&region=us-west-1")
+        with place.upload() as upload:
+            upload.write(data[:12_000_000])
+            server.freeze()
+            timer = threading.Timer(6.0, server.thaw)
+            timer.start()
+            upload.write(data[12_000_000:])
+            timer.join()
+        assert place.read() == data
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DESCRIPTION = """\
-Looks at checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint (step-...).
+Looks at checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint (step-...): a path, or a URL such as
+s3://bucket/run.
 """
 EPILOG = """\
 examples:

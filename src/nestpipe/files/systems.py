@@ -9,13 +9,15 @@ import pyarrow.fs as pafs
 
 from nestpipe.files.url import Url
 
-CONNECT_SECONDS, REQUEST_SECONDS, ATTEMPTS = 3.0, 10.0, 3
-"""Of one request to S3: to connect; without a byte sent or received; how often it is tried.  `patience` tries on."""
+CONNECT_SECONDS, REQUEST_SECONDS = 3.0, 10.0
+"""Of one request to S3: to connect; without a byte sent or received."""
+ATTEMPTS, UPLOAD_ATTEMPTS = 3, 8
+"""How often pyarrow tries a request.  `patience` tries on, except for a part of an upload, which cannot be asked for again."""
 OPTIONS = ("region", "scheme", "endpoint_override", "force_virtual_addressing")
 """What the query of an s3 URL may set."""
 
 
-def system_of(url: Url) -> tuple[pafs.FileSystem, str]:
+def system_of(url: Url, attempts: int = ATTEMPTS) -> tuple[pafs.FileSystem, str]:
     """The file system and the path in it.  OSError, or ValueError for a URL that no file system understands."""
     if url.scheme != "s3":
         query = f"?{url.query}" * bool(url.query)
@@ -24,7 +26,7 @@ def system_of(url: Url) -> tuple[pafs.FileSystem, str]:
         path = f"/{url.path}" if url.scheme == "hdfs" else f"{url.bucket}/{url.path}".rstrip("/")
         return _other(f"{url.scheme}://{url.bucket}/{query}"), path
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
-    return _s3(url.bucket, url.query, url.endpoint(), region), f"{url.bucket}/{url.path}".rstrip("/")
+    return _s3(url.bucket, url.query, url.endpoint(), region, attempts), f"{url.bucket}/{url.path}".rstrip("/")
 
 
 @functools.lru_cache(maxsize=64)
@@ -33,7 +35,7 @@ def _other(root: str) -> pafs.FileSystem:
 
 
 @functools.lru_cache(maxsize=64)
-def _s3(bucket: str, query: str, endpoint: str, region: str) -> pafs.FileSystem:
+def _s3(bucket: str, query: str, endpoint: str, region: str, attempts: int) -> pafs.FileSystem:
     options = Url("s3", bucket, "", query).options()
     for name in options:
         if name not in OPTIONS:
@@ -48,7 +50,7 @@ def _s3(bucket: str, query: str, endpoint: str, region: str) -> pafs.FileSystem:
         force_virtual_addressing=options.get("force_virtual_addressing", "false").lower() in ("1", "true"),
         connect_timeout=CONNECT_SECONDS,
         request_timeout=REQUEST_SECONDS,
-        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=attempts),
         allow_delayed_open=True,  # a small object is one PUT
         background_writes=False,  # otherwise all of a file that is written faster than it is sent is in memory
     )

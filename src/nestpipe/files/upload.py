@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from nestpipe.files.patience import insist
-from nestpipe.files.systems import system_of
+from nestpipe.files.systems import UPLOAD_ATTEMPTS, system_of
 from nestpipe.files.url import Url
 
 PIECE = 1 << 23
@@ -25,7 +25,7 @@ class Upload:
         self._url = url
 
         def act() -> Any:
-            filesystem, path = system_of(url)
+            filesystem, path = system_of(url, UPLOAD_ATTEMPTS)
             return filesystem.open_output_stream(path)
 
         self._stream: Any = insist(url, act)
