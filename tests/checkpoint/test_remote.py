@@ -20,6 +20,7 @@ from nestpipe.checkpoint.errors import CheckpointError, NotWritten
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.lease import Lease, Owner
 from nestpipe.checkpoint.load import restore
+from nestpipe.checkpoint.places import place_at
 from nestpipe.checkpoint.vector_files import VectorsError, read_vectors
 from nestpipe.checkpoint.writer import CheckpointWriter
 from nestpipe.cli.main import main
@@ -319,6 +320,12 @@ def test_a_lost_lease_commits_nothing(bucket: str) -> None:
         writer.save({}, {})
         writer.wait()
     assert folder.steps() == []
+
+
+def test_file_urls_are_paths(tmp_path: Path) -> None:
+    """file:// has renames and locks: it is the local format."""
+    assert place_at(f"file://{tmp_path}/x") == tmp_path / "x" == place_at(f"{tmp_path}/x")
+    assert place_at("s3://kept/x") == Location("s3://kept/x")
 
 
 def test_no_bucket() -> None:

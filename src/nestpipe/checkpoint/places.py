@@ -18,8 +18,8 @@ FOLDER = "checkpoints"
 
 
 def place_at(text: str) -> Place:
-    """A path, or the location of a URL."""
-    return Location(text) if is_url(text) else Path(text)
+    """A path, or the location of a URL.  file:///a/b is a path, too."""
+    return Location(text) if is_url(text) and not text.startswith("file://") else Path(text.removeprefix("file://"))
 
 
 def folder_at(place: Place) -> tuple[Folder, int | None]:
