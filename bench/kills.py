@@ -1,10 +1,11 @@
 """Kills a training run again and again and resumes it each time, and compares its digest with that of an untouched run.
 
-    python bench/kills.py [--kills 100] [--seed 1]
+    python bench/kills.py [--kills 100] [--seed 1] [--storage s3]
 
 SIGKILL comes at a random moment: while processes start, while they read a checkpoint, in mid-step, while a checkpoint
 is written or old ones are removed.  It hits all processes, one worker, or only the launcher.  Each life may have
-another schedule and another tier (DRAM or disk), which must not change a bit.
+another schedule and another tier (DRAM or disk), which must not change a bit.  With `--storage s3` the checkpoints of the
+run that is killed are on an S3 server (moto's), which the script starts on loopback; the untouched run has them on disk.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -84,18 +86,119 @@ def in_a_new_interpreter(arguments: list[str], said: Path) -> Process:
         return subprocess.Popen([sys.executable, "-m", "nestpipe", *arguments], stdout=subprocess.DEVNULL, stderr=err)
 
 
+class Store(Protocol):
+    """Where the checkpoints of a run are."""
+
+    settings: dict[str, str]
+
+    def newest(self) -> int:
+        """The step of the last committed checkpoint, or 0."""
+
+    def busy(self, moment: str) -> bool:
+        """Whether a checkpoint is half written ("writing") or half removed ("removing") at this moment."""
+
+    def left_over(self) -> list[str]:
+        """What is neither a checkpoint nor a lock."""
+
+
+class Disk:
+    """In the run directory."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / "checkpoints"
+        self.settings: dict[str, str] = {}
+
+    def newest(self) -> int:
+        found = (int(path.name[5:]) for path in self._folder.glob("step-*") if (path / "COMMIT").exists())
+        return max(found, default=0)
+
+    def busy(self, moment: str) -> bool:
+        return any(self._folder.glob(f".{moment}-*"))
+
+    def left_over(self) -> list[str]:
+        return [path.name for path in self._folder.glob(".*-step-*")]
+
+
+class S3:
+    """On an S3 server."""
+
+    def __init__(self, endpoint: str) -> None:
+        import boto3
+
+        self._client = boto3.client("s3", endpoint_url=endpoint)
+        self._client.create_bucket(Bucket="kills")
+        self.settings = {"checkpoint.path": "'s3://kills/run'"}
+
+    def _found(self) -> dict[str, bool]:
+        """The directories, and whether each has its COMMIT."""
+        found: dict[str, bool] = {}
+        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket="kills", Prefix="run/"):
+            for one in page.get("Contents", []):
+                _, name, *file = one["Key"].split("/")
+                if name:
+                    found[name] = found.get(name, False) or file == ["COMMIT"]
+        return found
+
+    def newest(self) -> int:
+        return max((int(name[5:13]) for name, committed in self._found().items() if committed), default=0)
+
+    def busy(self, moment: str) -> bool:
+        found = self._found()
+        last = max((name for name, committed in found.items() if committed), default="")
+        half = [name for name, committed in found.items() if not committed and name.startswith("step-")]
+        return any((name < last) == (moment == "removing") for name in half)
+
+    def left_over(self) -> list[str]:
+        return [name for name, committed in self._found().items() if not committed]
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[S3]:
+    """A server on loopback, with the environment that leads to it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = f"http://127.0.0.1:{port}"
+    before = dict(os.environ)
+    os.environ |= {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "kills",
+        "AWS_SECRET_ACCESS_KEY": "kills",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: answers(port), "the S3 server did not start")
+        yield S3(endpoint)
+    finally:
+        server.kill()
+        server.wait()
+        os.environ.clear()
+        os.environ |= before
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
 class Life:
     """One start of the run, until it ends or is killed."""
 
-    def __init__(self, run: Path, steps: int, start: Start, random_: random.Random | None = None) -> None:
+    def __init__(self, run: Path, store: Store, steps: int, start: Start, random_: random.Random | None = None) -> None:
         """`random_` draws the schedule and the tier; None: serial, in DRAM."""
-        self.run = run
-        self.begins_at = newest(run)
+        self.run, self.store = run, store
+        self.begins_at = store.newest()
         self._log_before = file_number(run / "metrics.jsonl")
         self.resumes = (run / "recipe.toml").exists()
         command = ["train", str(run) if self.resumes else "dlrm", "--quiet"]
         command += ["--resume"] if self.resumes else ["--run", str(run), "--workers", "2"]
-        settings = {} if self.resumes else dict(SETTINGS)
+        settings = {} if self.resumes else {**SETTINGS, **store.settings}
         settings["train.steps"] = steps
         schedule, disk = ("serial", False)
         if random_ is not None:
@@ -145,8 +248,12 @@ def kill_and_resume(
     tell: Callable[[str], None] = lambda line: None,
     steps_a_life: int = STEPS_A_LIFE,
     start: Start = in_a_new_interpreter,
+    store: Store | None = None,
 ) -> Outcome:
-    """Trains once untouched and once with `kills` kills, each in its own folder below `folder`."""
+    """Trains once untouched and once with `kills` kills, each in its own folder below `folder`.
+
+    `store`: where the latter has its checkpoints; None: on disk.
+    """
     lives: list[Life] = []
 
     def begin(life: Life) -> Life:
@@ -154,7 +261,7 @@ def kill_and_resume(
         return life
 
     try:
-        return _kill_and_resume(folder, kills, seed, tell, steps_a_life, start, begin)
+        return _kill_and_resume(folder, kills, seed, tell, steps_a_life, start, begin, store)
     finally:
         for life in lives:
             if not life.over():
@@ -169,21 +276,24 @@ def _kill_and_resume(
     steps_a_life: int,
     start: Start,
     begin: Callable[[Life], Life],
+    given: Store | None,
 ) -> Outcome:
     drawn = random.Random(seed)
     steps = steps_a_life * kills + 40
-    untouched = begin(Life(made(folder / "untouched") / "run", steps, start))
+    aside = made(folder / "untouched") / "run"
+    untouched = begin(Life(aside, Disk(aside), steps, start))
     run = made(folder / "killed") / "run"
+    store = given or Disk(run)
     moments: Counter[str] = Counter()
     problems: list[str] = []
     began, ready = time.monotonic(), 10.0
     done = 0
     while done < kills:
-        life = begin(Life(run, steps, start, drawn))
+        life = begin(Life(run, store, steps, start, drawn))
         target = drawn.choice(TARGETS)
         # Near the end only moments before the first step: the run must not end before all kills are done.
         moment = drawn.choice(MOMENTS if life.begins_at < steps - 40 else ("starting", "reading"))
-        committed = newest(run)
+        committed = store.newest()
         ready = _wait_for(life, moment, drawn, steps_a_life, ready)
         if life.over():
             problems.append(f"kill {done + 1}: {life.what} ended by itself: {life.said() or life.process.returncode}")
@@ -191,22 +301,21 @@ def _kill_and_resume(
         life.kill(target)
         done += 1
         moments[moment] += 1
-        if newest(run) < committed:
-            problems.append(f"kill {done}: the last checkpoint was of step {committed} and is of {newest(run)}")
-        if newest(run) == 0:
+        if store.newest() < committed:
+            problems.append(f"kill {done}: the last checkpoint was of step {committed} and is of {store.newest()}")
+        if store.newest() == 0:
             shutil.rmtree(run, ignore_errors=True)  # nothing was saved yet: start over
         left = (time.monotonic() - began) / done * (kills - done)
         tell(
             f"kill {done:3} of {kills}  {life.what:11}  {moment:8} {target:8}  step {last_step(run):5} of {steps}, "
-            f"saved {newest(run):5}  {left:.0f} s left"
+            f"saved {store.newest():5}  {left:.0f} s left"
         )
-    last = begin(Life(run, steps, start, drawn))
+    last = begin(Life(run, store, steps, start, drawn))
     last.process.wait(10 * DEADLINE)
     if last.process.returncode:
         problems.append(f"the last life failed: {last.said()}")
     untouched.process.wait(10 * DEADLINE)
-    left_over = [path.name for path in (run / "checkpoints").glob(".*-step-*")]
-    if left_over:
+    if left_over := store.left_over():
         problems.append(f"left behind: {left_over}")
     twice = [step for step, count in Counter(logged(run)).items() if count > 1]
     if twice or sorted(set(logged(run))) != list(range(1, steps + 1)):
@@ -227,13 +336,11 @@ def _wait_for(life: Life, moment: str, drawn: random.Random, steps_a_life: int, 
     until(lambda: life.over() or life.step() > life.begins_at, "no step was taken")
     first = time.monotonic() - life.started
     until(lambda: life.over() or life.step() >= wanted, f"step {wanted} was not reached")
-    folder = life.run / "checkpoints"
     if moment == "training":
         time.sleep(drawn.random() * 0.1)
     else:
-        pattern = f".{moment}-*"
         end_of_patience = time.monotonic() + 1.0  # the folder exists for a few milliseconds, every few steps
-        while not life.over() and not any(folder.glob(pattern)) and time.monotonic() < end_of_patience:
+        while not life.over() and not life.store.busy(moment) and time.monotonic() < end_of_patience:
             pass
         time.sleep(drawn.random() * 0.01)
     return first
@@ -244,13 +351,6 @@ def _sleep(life: Life, seconds: float) -> None:
     until_then = time.monotonic() + seconds
     while time.monotonic() < until_then and not life.over() and life.step() <= life.begins_at:
         time.sleep(0.01)
-
-
-def newest(run: Path) -> int:
-    """The step of the last committed checkpoint, or 0."""
-    return max(
-        (int(path.name[5:]) for path in (run / "checkpoints").glob("step-*") if (path / "COMMIT").exists()), default=0
-    )
 
 
 def logged(run: Path) -> list[int]:
@@ -331,9 +431,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--path", default=tempfile.gettempdir(), help="directory for the runs")
+    parser.add_argument("--storage", choices=["disk", "s3"], default="disk", help="where the checkpoints are")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="nestpipe-kills-", dir=args.path) as folder:
-        outcome = kill_and_resume(Path(folder), args.kills, args.seed, lambda line: print(line, flush=True))
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nestpipe-kills-", dir=args.path))
+        store = stack.enter_context(s3_server()) if args.storage == "s3" else None
+        outcome = kill_and_resume(
+            Path(folder), args.kills, args.seed, lambda line: print(line, flush=True), store=store
+        )
     print(
         f"{outcome.kills} kills: " + ", ".join(f"{count} while {moment}" for moment, count in outcome.moments.items())
     )

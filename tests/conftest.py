@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,3 +26,14 @@ def alone_in_the_lab() -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / "nestpipe-tests-lab.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[Any]:
+    """An S3 server on loopback, and the environment that leads to it."""
+    from object_storage import serving
+
+    with serving() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.variables.items():
+            patch.setenv(name, value)
+        yield server

@@ -28,6 +28,7 @@ from nestpipe.models.kinds import KINDS as MODELS
 from nestpipe.pipeline.pipeline import TrainPipeline
 from nestpipe.train.build import make_pipeline, open_source
 from nestpipe.train.initial import read_initial
+from object_storage import Server
 from workers import run
 
 SETTINGS = ["checkpoint.every_steps=8", "tables.optimizer=adam", "train.steps=16", "model.dim=4", "model.bottom=[8, 4]"]
@@ -102,6 +103,19 @@ def test_a_new_run_reads_initial_rows_and_a_resumed_one_does_not(trained: Path, 
     assert recipe_of(tmp_path / "run").tables.initial == {table: str(file)}
     file.unlink()
     assert main(["train", str(tmp_path / "run"), "--resume", "--steps", "10", "--quiet"]) == 0
+
+
+def test_initial_rows_from_object_storage(trained: Path, storage: Server) -> None:
+    """A recipe that names a URL starts with the same rows as one that names the local file."""
+    storage.bucket("initial")
+    storage.client().upload_file(str(trained / "item.parquet"), "initial", "item.parquet")
+    table = table_of(trained)
+    keys = pq.read_table(trained / "item.parquet")["key"].to_numpy()
+    here, there = (
+        initial_rows(World.single(), str(trained), file, table, keys)
+        for file in (str(trained / "item.parquet"), "s3://initial/item.parquet")
+    )
+    assert (here[0] == there[0]).all() and here[1:] == there[1:] and len(keys)
 
 
 def write(path: Path, keys: Any, vectors: Any, names: tuple[str, str] = ("key", "vector")) -> None:

@@ -15,6 +15,7 @@ import nestpipe.data.criteo as criteo
 from nestpipe.data.criteo import CriteoData, CriteoSource
 from nestpipe.data.source import DataError
 from nestpipe.data.stream import Stream
+from nestpipe.files import Location
 from tiny import samples_of, write_criteo
 
 
@@ -78,7 +79,7 @@ def test_blocks_and_cuts_change_nothing(
 ) -> None:
     """Whatever the size of blocks, and wherever the bytes are cut, all lines are read once and in order."""
     files = write_criteo(tmp_path_factory.mktemp("cut"))
-    source = CriteoSource(files)
+    source = CriteoSource([Location(str(file)) for file in files])
     whole = [s for chunk, _ in source.read(0, source.extent, 0) for s in samples_of(chunk)]
     edges = sorted([0, source.extent, *(int(cut * source.extent) for cut in cuts)])
     before, criteo.BLOCK = criteo.BLOCK, block

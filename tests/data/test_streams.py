@@ -18,6 +18,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.kinds import KINDS
 from nestpipe.data.source import Source, shard, split_interval
 from nestpipe.data.stream import Position, Stream
+from nestpipe.files import Location
 from tiny import KIND_NAMES, SAMPLES, samples_of
 
 EVERY_KIND = pytest.mark.parametrize("kind", KIND_NAMES)
@@ -123,7 +124,7 @@ def test_an_epoch_without_samples_ends_the_stream(tmp_path: Any) -> None:
     from nestpipe.data.criteo import CriteoSource
 
     (tmp_path / "one").write_text("\t".join(["1"] + ["2"] * 39))
-    source = CriteoSource([tmp_path / "one"])
+    source = CriteoSource([Location(str(tmp_path / "one"))])
     assert len(list(Stream(source, 4, rank=0, workers=2, epochs=3))) == 3
     assert list(Stream(source, 4, rank=1, workers=2, epochs=None)) == []
 

@@ -1,27 +1,19 @@
-"""The folder of a run's checkpoints: commits, chains of incremental checkpoints, retention.
-
-Names that begin with a dot are work in progress: `.writing-…` becomes a checkpoint by one rename,
-`.removing-…` was one.
-"""
+"""The folder of a run's checkpoints: commits, chains of incremental checkpoints, retention."""
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import shutil
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import IO
 
 from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
-from nestpipe.checkpoint.manifest import COMMIT, Base, Manifest, name_of, read_manifest, step_of, sync_directory
+from nestpipe.checkpoint.local_storage import LocalStorage
+from nestpipe.checkpoint.manifest import Base, Manifest, name_of, read_manifest, step_of
+from nestpipe.checkpoint.plain_file import Place
+from nestpipe.checkpoint.remote_storage import RemoteStorage
+from nestpipe.checkpoint.storage import LOCK_SECONDS, Found, Storage
+from nestpipe.files import Location
 
-log = logging.getLogger("nestpipe.checkpoint")
-
-LOCK = ".lock"
-LOCK_SECONDS = 10.0
 LESS_IS_BETTER = ("loss", "log_loss", "ne")
 
 
@@ -29,61 +21,42 @@ LESS_IS_BETTER = ("loss", "log_loss", "ne")
 class Checkpoint:
     """A committed checkpoint."""
 
-    path: Path
+    path: Place
     manifest: Manifest
     digest: str
 
     @property
     def base(self) -> Base:
         """How the manifest of an incremental checkpoint refers to this one."""
-        return Base(self.path.name, self.digest)
+        return Base(name_of(self.manifest.step), self.digest)
 
 
 class Folder:
     """Any process may read it.  Only worker 0 writes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
+        self._storage: Storage = RemoteStorage(path) if isinstance(path, Location) else LocalStorage(path)
         self.path = path
-        self._lock: IO[str] | None = None
+        self.attempt = ""
+        """Of the checkpoint that is being written; new for each, and equal on all workers."""
 
     def lock(self, seconds: float = LOCK_SECONDS) -> None:
         """Called by worker 0 before it changes anything: no two processes may train one run.  Ends with the process."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = (self.path / LOCK).open("a")
-        until = time.monotonic() + seconds  # a process that was just killed may not be gone yet
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise CheckpointError(
-                        f"{self.path} is in use by another process that trains this run: end that process first"
-                    ) from None
-                time.sleep(0.05)
-            except OSError as error:
-                log.warning(
-                    "%s cannot be locked (%s): make sure that no other process trains this run",
-                    self.path,
-                    error.strerror,
-                )
-                break
-        self._lock = file
+        self._storage.lock(seconds)
 
     def unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._storage.unlock()
+
+    def found(self) -> list[Found]:
+        """All directories that are checkpoints, or look like one, by name."""
+        return self._storage.found()
 
     def steps(self) -> list[int]:
         """Steps of the directories that have a COMMIT file, ascending.  Does not read them."""
-        if not self.path.is_dir():
-            return []
-        found = ((step_of(path.name), path) for path in self.path.iterdir())
-        return sorted(step for step, path in found if step is not None and (path / COMMIT).is_file())
+        return sorted({one.step for one in self.found() if one.step is not None and not one.problem})
 
     def read(self, step: int) -> Checkpoint:
-        path = self.path / name_of(step)
+        path = self._storage.place_of(step)
         manifest, digest = read_manifest(path)
         if manifest.step != step:
             raise CheckpointError(
@@ -126,37 +99,35 @@ class Folder:
             found.append(one)
         return [*found, last]
 
-    def writing(self, step: int) -> Path:
+    def writing(self, step: int) -> Place:
         """The directory for a checkpoint's files until its commit."""
-        return self.path / f".writing-{name_of(step)}"
+        return self._storage.writing(step, self.attempt)
 
     def start_writing(self, step: int) -> None:
         """Any worker may call it."""
-        self.writing(step).mkdir(parents=True, exist_ok=True)
+        self._storage.start_writing(self.writing(step))
 
-    def commit(self, step: int) -> Path:
-        """Commits by one rename, after everything in the directory is on disk.  CheckpointError if the step exists."""
-        final = self.path / name_of(step)
-        if final.exists():
-            raise CheckpointError(f"{final} already exists: use another folder, or train another step first")
-        self.writing(step).rename(final)
-        sync_directory(self.path)
-        return final
+    def commit(self, step: int, manifest: Manifest) -> Base:
+        """Commits by one act, after all files are there.  Returns how an incremental one refers to it.
+
+        CheckpointError if the step exists.
+        """
+        return Base(name_of(step), self._storage.commit(step, self.writing(step), manifest))
+
+    def discard(self, step: int) -> None:
+        """Removes what was written and not committed.  Raises nothing."""
+        self._storage.discard(self.writing(step))
 
     def tidy(self) -> None:
         """Removes checkpoints that an earlier process left half written or half removed."""
-        if self.path.is_dir():
-            for path in [*self.path.glob(".writing-*"), *self.path.glob(".removing-*")]:
-                shutil.rmtree(path, ignore_errors=True)
+        self._storage.tidy()
 
     def rewind_to(self, step: int) -> None:
         """Removes the checkpoints of later steps, because the run resumes from this one.
 
         The last one goes first, so an interruption leaves no checkpoint without its base.
         """
-        there = [(step_of(path.name), path) for path in self.path.iterdir()] if self.path.is_dir() else []
-        for _, path in sorted(((at, path) for at, path in there if at is not None and at > step), reverse=True):
-            self._remove(path)
+        self._remove(lambda at: at > step)
 
     def prune(self, keep: int, best: str | None) -> None:
         """Removes all but the last `keep` checkpoints, the best by metric, and the bases of these."""
@@ -165,9 +136,7 @@ class Folder:
         for step in {*steps[-keep:], *([] if best is None else self.best(best)[:1])}:
             needed.add(step)
             needed.update(step_of(base.name) or 0 for base in self.read(step).manifest.base)
-        for step in reversed(steps):  # from the last, so that none is ever left without its base
-            if step not in needed:
-                self._remove(self.path / name_of(step))
+        self._remove(lambda at: at in steps and at not in needed)
 
     def best(self, metric: str) -> list[int]:
         """Steps that have the metric, best first.  Skips damaged checkpoints."""
@@ -180,9 +149,8 @@ class Folder:
                 scored.append((value if metric in LESS_IS_BETTER else -value, -step))
         return [-step for _, step in sorted(scored)]
 
-    def _remove(self, path: Path) -> None:
-        gone = path.with_name(f".removing-{path.name}")
-        shutil.rmtree(gone, ignore_errors=True)
-        path.rename(gone)
-        sync_directory(self.path)
-        shutil.rmtree(gone, ignore_errors=True)
+    def _remove(self, which: Callable[[int], bool]) -> None:
+        """Removes from the last, so that none is ever left without its base."""
+        there = [(one.step, one.name, one.place) for one in self.found() if one.step is not None and which(one.step)]
+        for _, _, place in sorted(there, key=lambda one: one[:2], reverse=True):
+            self._storage.remove(place)

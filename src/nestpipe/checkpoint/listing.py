@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import LESS_IS_BETTER, Checkpoint, Folder
-from nestpipe.checkpoint.manifest import COMMIT, step_of
-
-LEFTOVERS = {".writing-": "half written", ".removing-": "half removed"}
 
 
 @dataclass(frozen=True)
@@ -44,18 +41,14 @@ class Listing:
 def list_folder(folder: Folder, metric: str | None = None) -> Listing:
     """`metric` decides which checkpoint is the best; default: checkpoint.best of the last one's recipe."""
     checkpoints, strays = [], []
-    for path in sorted(folder.path.iterdir()) if folder.path.is_dir() else []:
-        step = step_of(path.name)
-        leftover = next((why for start, why in LEFTOVERS.items() if path.name.startswith(start)), None)
-        if leftover is not None:
-            strays.append(Stray(path.name, f"{leftover}: the next run that writes here will remove it"))
-        elif step is not None and not (path / COMMIT).is_file():
-            strays.append(Stray(path.name, f"not committed: it has no {COMMIT}"))
-        elif step is not None:
-            try:
-                checkpoints.append(folder.read(step))
-            except CheckpointError as error:
-                strays.append(Stray(path.name, str(error)))
+    for one in folder.found():
+        if one.problem or one.step is None:
+            strays.append(Stray(one.name, one.problem))
+            continue
+        try:
+            checkpoints.append(folder.read(one.step))
+        except CheckpointError as error:
+            strays.append(Stray(one.name, str(error)))
     if metric is None and checkpoints:
         metric = recipe_value(checkpoints[-1], "checkpoint", "best")
     return Listing(sorted(checkpoints, key=lambda one: one.manifest.step), strays, metric)

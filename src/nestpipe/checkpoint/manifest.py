@@ -1,7 +1,8 @@
 """The contents of a checkpoint: `manifest.json`, sealed by `COMMIT`.
 
 A directory is a checkpoint if `COMMIT` holds the SHA-256 of `manifest.json` and every file in the manifest exists
-with the given size.  Its name alone proves nothing.  It got that name by one rename, after all of it was on disk.
+with the given size.  Its name alone proves nothing.  On local disk it got that name by one rename, after all of it was
+on disk; on object storage `COMMIT` was written last.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
-from nestpipe.checkpoint.plain_file import Written, plain_size, read_plain
+from nestpipe.checkpoint.plain_file import Place, Written, plain_sizes, read_plain
 from nestpipe.tables.config import DTYPES
 from nestpipe.tables.group import MAX_TABLES
 
@@ -30,7 +31,7 @@ _SHA = re.compile(r"[0-9a-f]{64}")
 KINDS = ("rows", "removed", "dense", "worker")
 MOST_BYTES = 1 << 28
 """Largest manifest that is read."""
-_SEAL_BYTES = 65
+SEAL_BYTES = 65
 """Size of COMMIT: 64 digits and a newline."""
 _KEY_BYTES = 10
 """Least size of a row in a file: its key and its table."""
@@ -129,8 +130,7 @@ def step_of(name: str) -> int | None:
 
 def seal(directory: Path, manifest: Manifest) -> str:
     """Writes and syncs manifest and COMMIT, then the directory.  Returns the manifest's digest."""
-    text = json.dumps(asdict(manifest), indent=1, allow_nan=False).encode() + b"\n"
-    digest = hashlib.sha256(text).hexdigest()
+    text, digest = sealed(manifest)
     for name, data in ((MANIFEST, text), (COMMIT, digest.encode() + b"\n")):
         with (directory / name).open("xb") as file:
             file.write(data)
@@ -138,6 +138,12 @@ def seal(directory: Path, manifest: Manifest) -> str:
             os.fsync(file.fileno())
     sync_directory(directory)
     return digest
+
+
+def sealed(manifest: Manifest) -> tuple[bytes, str]:
+    """The text of manifest.json, and its digest, which COMMIT holds."""
+    text = json.dumps(asdict(manifest), indent=1, allow_nan=False).encode() + b"\n"
+    return text, hashlib.sha256(text).hexdigest()
 
 
 def sync_directory(directory: Path) -> None:
@@ -149,10 +155,10 @@ def sync_directory(directory: Path) -> None:
         os.close(number)
 
 
-def read_manifest(directory: Path) -> tuple[Manifest, str]:
+def read_manifest(directory: Place) -> tuple[Manifest, str]:
     """The manifest of a committed checkpoint, and its digest.  Checks that all files exist with the right size."""
     try:
-        sealed = read_plain(directory / COMMIT, _SEAL_BYTES)
+        sealed = read_plain(directory / COMMIT, SEAL_BYTES)
         text = read_plain(directory / MANIFEST, MOST_BYTES)
     except OSError as error:
         raise CheckpointError(
@@ -162,15 +168,7 @@ def read_manifest(directory: Path) -> tuple[Manifest, str]:
     if sealed != digest.encode() + b"\n":
         raise CheckpointError(f"{directory / MANIFEST} does not match {COMMIT}; {RECOVERY_HINT}")
     manifest = parse(text, directory / MANIFEST)
-    for file in manifest.files:
-        try:
-            size = plain_size(directory / file.name)
-        except FileNotFoundError:
-            raise CheckpointError(f"{directory / file.name} is missing; {RECOVERY_HINT}") from None
-        except OSError as error:
-            raise CheckpointError(
-                f"{directory / file.name} cannot be read: {error.strerror}; {RECOVERY_HINT}"
-            ) from None
+    for file, size in zip(manifest.files, _sizes(directory, manifest.files)):
         if size != file.bytes:
             raise CheckpointError(
                 f"{directory / file.name} has {size:,} bytes instead of {file.bytes:,}; {RECOVERY_HINT}"
@@ -178,7 +176,16 @@ def read_manifest(directory: Path) -> tuple[Manifest, str]:
     return manifest, digest
 
 
-def parse(text: bytes, path: Path) -> Manifest:
+def _sizes(directory: Place, files: list[File]) -> list[int]:
+    try:
+        return plain_sizes(directory, [file.name for file in files])
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing; {RECOVERY_HINT}") from None
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}; {RECOVERY_HINT}") from None
+
+
+def parse(text: bytes, path: Place) -> Manifest:
     """A manifest that is valid in every detail, or CheckpointError.  Later code trusts it."""
     try:
         manifest = _manifest(_json(text))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +18,9 @@ import torch
 
 from nestpipe.checkpoint.direct_file import DirectFile
 from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
-from nestpipe.checkpoint.plain_file import Written, plain_size, read_plain
+from nestpipe.checkpoint.plain_file import Place, Written, plain_size, read_plain
+from nestpipe.checkpoint.uploaded_file import UploadedFile
+from nestpipe.files import Location
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 _CODES = {
@@ -38,7 +39,7 @@ def check_kinds(tensors: Mapping[str, Array]) -> None:
             )
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Array]) -> Written:
+def write_tensors(path: Place, tensors: Mapping[str, Array]) -> Written:
     """Writes and syncs a new file.  Raises OSError for a full disk, missing permission or an existing file."""
     header: dict[str, object] = {}
     at = 0
@@ -49,20 +50,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> Written:
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with DirectFile(path) as file:
+    name, new = (path.leaf, UploadedFile(path)) if isinstance(path, Location) else (path.name, DirectFile(path))
+    with new as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
             file.write(_raw(tensor))
         sha256 = file.end()
-    return Written(path.name, 8 + len(text) + at, sha256)
+    return Written(name, 8 + len(text) + at, sha256)
 
 
-def read_tensors(path: Path, written: Written) -> dict[str, torch.Tensor]:
+def read_tensors(path: Place, written: Written) -> dict[str, torch.Tensor]:
     """The tensors of a file, after its size and digest are checked."""
     return parse_tensors(path, read_checked(path, written))
 
 
-def read_arrays(path: Path, written: Written) -> dict[str, np.ndarray]:
+def read_arrays(path: Place, written: Written) -> dict[str, np.ndarray]:
     tensors = read_tensors(path, written)
     try:
         return {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -70,7 +72,7 @@ def read_arrays(path: Path, written: Written) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{path} has a dtype that checkpoints do not use ({error}); {RECOVERY_HINT}") from None
 
 
-def read_checked(path: Path, written: Written) -> bytes:
+def read_checked(path: Place, written: Written) -> bytes:
     """The contents of a file, after its size and digest are checked."""
     try:
         size = plain_size(path)
@@ -84,7 +86,7 @@ def read_checked(path: Path, written: Written) -> bytes:
     return data
 
 
-def parse_tensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
+def parse_tensors(path: Place, data: bytes) -> dict[str, torch.Tensor]:
     try:
         return safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:

@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.lib import format as npy
 
+from nestpipe.checkpoint.plain_file import Place
 from nestpipe.errors import NestPipeError
+from nestpipe.files import Location
 
 SUFFIXES = (".parquet", ".npz", ".npy")
 GROUP_BYTES = 1 << 26
@@ -32,10 +34,11 @@ class VectorsError(NestPipeError, ValueError):
     exit_code = 2
 
 
-def check_suffix(path: Path) -> str:
-    if path.suffix not in SUFFIXES:
+def check_suffix(path: Place) -> str:
+    suffix = Path(path.leaf if isinstance(path, Location) else path).suffix
+    if suffix not in SUFFIXES:
         raise VectorsError(f"'{path}' must end in {', '.join(SUFFIXES)}")
-    return path.suffix
+    return suffix
 
 
 def files_of(path: Path, state: bool) -> dict[str, Path]:
@@ -59,7 +62,7 @@ class VectorWriter(Protocol):
 class ParquetWriter:
     """Writes row groups of about equal size.  Holds one in memory."""
 
-    def __init__(self, path: Path, dim: int, dtype: np.dtype, state_width: int | None) -> None:
+    def __init__(self, path: Path | pa.PythonFile, dim: int, dtype: np.dtype, state_width: int | None) -> None:
         number = pa.from_numpy_dtype(dtype)
         fields = [pa.field("key", pa.int64(), False), pa.field("vector", _list_of(number, dim), False)]
         if state_width is not None:
@@ -163,7 +166,7 @@ class NumpyWriter:
                 path.unlink(missing_ok=True)
 
 
-def read_vectors(path: Path, dim: int, dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def read_vectors(path: Place, dim: int, dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Keys [n] and vectors [n, dim] of a file, in parts.  VectorsError if it does not fit the table.
 
     Converts vectors to `dtype`.  Keys may have any integer type that fits in int64.
@@ -183,8 +186,8 @@ def read_vectors(path: Path, dim: int, dtype: np.dtype) -> Iterator[tuple[np.nda
         raise VectorsError(f"{path} cannot be read: {reason}") from None
 
 
-def _read_parquet(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    with pq.ParquetFile(path) as file:
+def _read_parquet(path: Place, dim: int, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    with _opened(path) as raw, pq.ParquetFile(raw, pre_buffer=isinstance(path, Location)) as file:
         schema = file.schema_arrow
         if not {"key", "vector"} <= set(schema.names) or len(set(schema.names)) < len(schema.names):
             raise VectorsError(f"{path} must have the columns key and vector, but has {', '.join(schema.names)}")
@@ -218,18 +221,17 @@ def _read_parquet(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray,
             at += len(keys)
 
 
-def _read_numpy(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _read_numpy(path: Place, dim: int, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     with ExitStack() as stack:
-        if path.suffix == ".npz":
-            archive = stack.enter_context(zipfile.ZipFile(path))
+        if check_suffix(path) == ".npz":
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(_opened(path))))
             names = archive.namelist()
             if not {"keys.npy", "vectors.npy"} <= set(names):
                 raise VectorsError(f"{path} must have the arrays keys and vectors, but has {', '.join(names)}")
             keys: Any = stack.enter_context(archive.open("keys.npy"))
             vectors: Any = stack.enter_context(archive.open("vectors.npy"))
         else:
-            beside = files_of(path, state=False)
-            keys, vectors = (stack.enter_context(beside[name].open("rb")) for name in ("keys", "vectors"))
+            keys, vectors = (stack.enter_context(_opened(file)) for file in (_keys_beside(path), path))
         (count,), key_type = _header(path, "keys", keys, 1)
         (rows, width), kind = _header(path, "vectors", vectors, 2)
         _check_key_type(path, "keys", key_type)
@@ -244,7 +246,18 @@ def _read_numpy(path: Path, dim: int, most: int) -> Iterator[tuple[np.ndarray, n
             yield _array(path, keys, n, key_type), _array(path, vectors, n * dim, kind).reshape(n, dim)
 
 
-def _header(path: Path, name: str, file: BinaryIO, dimensions: int) -> tuple[tuple[int, ...], np.dtype]:
+def _opened(path: Place) -> Any:
+    return path.open() if isinstance(path, Location) else path.open("rb")
+
+
+def _keys_beside(path: Place) -> Place:
+    """The file with the keys of FILE.npy."""
+    if isinstance(path, Location):
+        return path.parent / f"{path.leaf.removesuffix('.npy')}.keys.npy"
+    return path.with_suffix(".keys.npy")
+
+
+def _header(path: Place, name: str, file: BinaryIO, dimensions: int) -> tuple[tuple[int, ...], np.dtype]:
     try:
         version = npy.read_magic(file)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
@@ -258,14 +271,14 @@ def _header(path: Path, name: str, file: BinaryIO, dimensions: int) -> tuple[tup
     return shape, dtype
 
 
-def _array(path: Path, file: BinaryIO, count: int, dtype: np.dtype) -> np.ndarray:
+def _array(path: Place, file: BinaryIO, count: int, dtype: np.dtype) -> np.ndarray:
     data = file.read(count * dtype.itemsize)
     if len(data) != count * dtype.itemsize:
         raise VectorsError(f"{path} ends before its last row: write it again")
     return np.frombuffer(data, dtype)
 
 
-def _check_key_type(path: Path, what: str, kind: Any) -> None:
+def _check_key_type(path: Place, what: str, kind: Any) -> None:
     if not (isinstance(kind, type | np.dtype) and np.can_cast(kind, np.int64) and np.issubdtype(kind, np.integer)):
         raise VectorsError(f"{path}: {what} must be integers that fit in int64, not {np.dtype(kind).name}")
 

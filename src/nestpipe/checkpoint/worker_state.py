@@ -7,12 +7,11 @@ in the dense file too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
-from nestpipe.checkpoint.plain_file import Written
+from nestpipe.checkpoint.plain_file import Place, Written
 from nestpipe.checkpoint.tensors import read_tensors
 from nestpipe.checkpoint.train_state import TrainState
 
@@ -28,7 +27,7 @@ def clone_worker(state: TrainState) -> dict[str, torch.Tensor]:
     return found
 
 
-def restore_worker(state: TrainState, path: Path, written: Written) -> None:
+def restore_worker(state: TrainState, path: Place, written: Written) -> None:
     """Restores this worker's file.  Raises CheckpointError, before it changes anything, for another model."""
     random, buffers = read_worker(path, written)
     own = dict(state.model.named_buffers()) if state.world.rank else {}
@@ -40,7 +39,7 @@ def restore_worker(state: TrainState, path: Path, written: Written) -> None:
     torch.set_rng_state(random)
 
 
-def read_worker(path: Path, written: Written) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def read_worker(path: Place, written: Written) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The random state for `torch.set_rng_state`, and buffers by name.  CheckpointError if the file is not valid."""
     tensors = read_tensors(path, written)
     now = torch.get_rng_state()

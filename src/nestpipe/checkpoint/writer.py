@@ -1,8 +1,8 @@
-"""Writes checkpoints in the background, on all workers, and commits each by one rename.
+"""Writes checkpoints in the background, on all workers, and commits each by one act.
 
 `save` blocks training only to finish the last batch and to copy the dense model.  Rows are copied and written while
 the next batches train.  Every worker writes its own rows into a shared directory.  Worker 0 commits once all files are
-on disk.
+there.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import shutil
+import secrets
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +26,15 @@ from nestpipe.checkpoint.dense import clone_dense, named_dense
 from nestpipe.checkpoint.errors import CheckpointError, NotWritten
 from nestpipe.checkpoint.eviction_state import merge_eviction_states
 from nestpipe.checkpoint.folder import Checkpoint, Folder
-from nestpipe.checkpoint.manifest import Base, File, Group, Manifest, seal
+from nestpipe.checkpoint.manifest import MOST_BYTES, Base, File, Group, Manifest
+from nestpipe.checkpoint.plain_file import Place, read_plain, remove_plain, write_plain
 from nestpipe.checkpoint.saved_rows import saved_rows_of
 from nestpipe.checkpoint.tensors import check_kinds, write_tensors
 from nestpipe.checkpoint.train_state import TrainState
 from nestpipe.checkpoint.worker_state import clone_worker
 from nestpipe.comm.exchange import Exchange
+from nestpipe.errors import NestPipeError
+from nestpipe.files import FileError
 from nestpipe.tables.snapshot import Snapshot
 
 log = logging.getLogger("nestpipe.checkpoint")
@@ -107,7 +109,9 @@ class CheckpointWriter:
         check_kinds(named_dense(state))
         if state.world.rank == 0:  # leftovers of a killed process would collide with the same step
             folder.tidy()
-        self._alive.all_reduce(torch.zeros(1))  # no worker writes before the folder is tidy
+        token = torch.tensor([secrets.randbits(40) if state.world.rank == 0 else 0])
+        self._alive.all_reduce(token)  # no worker writes before the folder is tidy
+        self._token, self._attempts = int(token), 0
         for rows in self._saved_rows:
             rows.follow_changes()
 
@@ -128,6 +132,7 @@ class CheckpointWriter:
             about=dict(about),
         )
         self.last_step = job.step
+        self._attempts += 1
         self._thread = threading.Thread(target=self._run, args=(job,), name="nestpipe-checkpoint", daemon=True)
         self._thread.start()
 
@@ -173,36 +178,35 @@ class CheckpointWriter:
     def _write(self, job: _Job, started: float) -> Saved:
         world = self._state.world
         problem: BaseException | None = None
+        self.folder.attempt = f"{self._token:010x}-{self._attempts}"
         directory = self.folder.writing(job.step)
         try:
             self.folder.start_writing(job.step)
             self._write_files(job, directory)
         except Exception as error:
             problem = error
-        self._agree(problem, directory)
+        self._agree(problem, job.step)
         manifest = None
         if world.rank == 0:
             try:
                 manifest = self._manifest(job, directory)
-                digest = seal(directory, manifest)
-                path = self.folder.commit(job.step)
-                self._chain = [*job.base, Base(path.name, digest)]
+                self._chain = [*job.base, self.folder.commit(job.step, manifest)]
             except Exception as error:
                 problem = error
-        self._agree(problem, directory)
+        self._agree(problem, job.step)
         if world.rank:
             self._chain = [*job.base, Base("", "")]  # all workers need its length, to agree on the next full one
             return Saved(job.step, not job.base, 0, time.perf_counter() - started)
         assert manifest is not None
         try:
             self.folder.prune(self._keep, self._best)
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, FileError) as error:
             log.warning("old checkpoints were not removed (%s); trying again after the next one", error)
         saved = Saved(job.step, not job.base, manifest.bytes, time.perf_counter() - started)
         log.info("checkpoint of step %d: %.1f MB in %.1f s", saved.step, saved.bytes / 1e6, saved.seconds)
         return saved
 
-    def _write_files(self, job: _Job, directory: Path) -> None:
+    def _write_files(self, job: _Job, directory: Place) -> None:
         """Writes this worker's files, and its part of the manifest."""
         rank = self._state.world.rank
         files: list[File] = []
@@ -226,9 +230,9 @@ class CheckpointWriter:
             written = write_tensors(directory / "dense.safetensors", job.dense)
             files.append(File(**asdict(written), kind="dense", worker=0))
         part = {"files": [asdict(file) for file in files], "rows": job.rows, "data": job.data, "life": job.eviction}
-        (directory / _part(rank)).write_text(json.dumps(part))
+        write_plain(directory / _part(rank), json.dumps(part).encode())
 
-    def _manifest(self, job: _Job, directory: Path) -> Manifest:
+    def _manifest(self, job: _Job, directory: Place) -> Manifest:
         """Merges the parts of all workers, and removes them."""
         world = self._state.world
         files: list[File] = []
@@ -238,7 +242,7 @@ class CheckpointWriter:
         for rank in range(world.size):
             path = directory / _part(rank)
             try:
-                part = json.loads(path.read_text())
+                part = json.loads(read_plain(path, MOST_BYTES))
             except FileNotFoundError:
                 raise CheckpointError(
                     f"rank 0 does not see {path} of rank {rank}: checkpoint.path must be a directory that all workers "
@@ -250,7 +254,7 @@ class CheckpointWriter:
                 if isinstance(entries, dict):
                     shared.setdefault(name, {}).update(entries)
             evictions.append(part["life"])
-            path.unlink()
+            remove_plain(path)
         groups = [replace(saved.group, rows=total) for saved, total in zip(self._saved_rows, totals)]
         return Manifest(
             job.step,
@@ -264,7 +268,7 @@ class CheckpointWriter:
             **job.about,
         )
 
-    def _agree(self, problem: BaseException | None, directory: Path) -> None:
+    def _agree(self, problem: BaseException | None, step: int) -> None:
         """If any worker has a problem: removes what was written, raises the same NotWritten on all.  Collective."""
         world = self._state.world
         first = torch.tensor([world.size if problem is None else world.rank])
@@ -278,9 +282,9 @@ class CheckpointWriter:
         self._exchange.all_reduce(message)
         reason = bytes(message.tolist()).rstrip(b"\0").decode(errors="ignore")
         if world.rank == 0:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.folder.discard(step)
         raise NotWritten(
-            f"the checkpoint in {directory.parent} was not written: rank {int(first)}: {reason}; "
+            f"the checkpoint in {self.folder.path} was not written: rank {int(first)}: {reason}; "
             "earlier checkpoints are untouched"
         ) from problem
 
@@ -295,7 +299,7 @@ def _reason(problem: BaseException) -> str:
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
         return f"{problem.strerror}: make room, or set checkpoint.path" if full else str(problem)
     text = " ".join(str(problem).split())
-    return text if isinstance(problem, CheckpointError | OSError) else f"{type(problem).__name__} {text}".strip()
+    return text if isinstance(problem, NestPipeError | OSError) else f"{type(problem).__name__} {text}".strip()
 
 
 def _part(rank: int) -> str:

@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestpipe.cli.output import check_writable, console, write_json
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DESCRIPTION = """\
-Looks at checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint (step-...).
+Looks at checkpoints.  RUN is a run directory, a folder of checkpoints, or one checkpoint (step-...): a path, or a URL such as
+s3://bucket/run.
 """
 EPILOG = """\
 examples:
@@ -85,10 +85,10 @@ def _add_action(actions: Any, name: str, what: str) -> argparse.ArgumentParser:
 
 def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.checkpoint.listing import list_folder
-    from nestpipe.checkpoint.places import folder_at
+    from nestpipe.checkpoint.places import folder_at, place_at
 
     check_writable(args.json)
-    folder, own = folder_at(Path(args.run))
+    folder, own = folder_at(place_at(args.run))
     listing = list_folder(folder, args.best)
     shown = [one for one in listing.checkpoints if own in (None, one.manifest.step)]
     strays = [stray for stray in listing.strays if own is None or str(own) in stray.name]
@@ -140,10 +140,10 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
     import numpy as np
 
     from nestpipe.checkpoint.listing import recipe_value
-    from nestpipe.checkpoint.places import checkpoint_at
+    from nestpipe.checkpoint.places import checkpoint_at, place_at
 
     check_writable(args.json)
-    _, one = checkpoint_at(Path(args.run), args.step)
+    _, one = checkpoint_at(place_at(args.run), args.step)
     manifest = one.manifest
     name = recipe_value(one, "name")
     tables = _table("tables", "tables", ("rows", 1), ("dim", 1), "dtype", "optimizer", ("state", 1), ("bytes", 1))
@@ -196,19 +196,18 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
 def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.checkpoint.check import check_chain
     from nestpipe.checkpoint.errors import CheckpointError
-    from nestpipe.checkpoint.manifest import name_of
-    from nestpipe.checkpoint.places import folder_at
+    from nestpipe.checkpoint.places import folder_at, place_at
 
     check_writable(args.json)
     if args.all and args.step is not None:
         raise ValueError("--all and --step cannot be combined")
-    folder, own = folder_at(Path(args.run))
+    folder, own = folder_at(place_at(args.run))
     wanted = own if args.step is None else args.step
     if args.all:
         steps = folder.steps()[::-1]
     else:
         steps = [wanted] if wanted is not None else folder.steps()[-1:]
-    if not steps or not (folder.path / name_of(steps[0])).is_dir():
+    if not steps or all(one.step != steps[0] for one in folder.found()):
         known = ", ".join(map(str, folder.steps()))
         of_step = "" if wanted is None else f" of step {wanted}"
         raise ValueError(f"no checkpoint{of_step} in {folder.path}" + f"; it has {known}" * bool(known))
@@ -241,15 +240,15 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
 
 def _export(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.checkpoint.export import export_table
-    from nestpipe.checkpoint.places import checkpoint_at
+    from nestpipe.checkpoint.places import checkpoint_at, place_at
 
-    folder, last = checkpoint_at(Path(args.run), args.step)
+    folder, last = checkpoint_at(place_at(args.run), args.step)
     started = time.perf_counter()
     with _Progress(f"{args.table} of step {last.manifest.step}") as progress:
         made = export_table(
             folder.chain(last),
             args.table,
-            Path(args.to),
+            place_at(args.to),
             state=args.state,
             force=args.force,
             on_progress=progress.show,

@@ -16,11 +16,17 @@ def leave(code: int) -> int:
     in a few hundred runs, that shutdown never finished.
     """
     launched_workers = "NESTPIPE_REPORTS" in os.environ
-    if "RANK" in os.environ or launched_workers:
+    if "RANK" in os.environ or launched_workers or _waits_for_a_server():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _waits_for_a_server() -> bool:
+    """Whether a request to a lost server still blocks a thread, for which pyarrow would wait at the end of the process."""
+    patience = sys.modules.get("nestpipe.files.patience")
+    return patience is not None and patience.left_behind()
 
 
 def interrupted() -> int:

@@ -79,6 +79,7 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
 
         end_on_signals()
         return _train_here(args)
+    from nestpipe.files.url import is_url
     from nestpipe.train.rundir import default_path, refuse_existing, remove_half_files
 
     # Check everything here, so that an error is reported once and not by every worker at every start.
@@ -88,6 +89,10 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
         raise ValueError("--from needs --resume")
     if args.max_restarts < 0:
         raise ValueError(f"--max-restarts must be at least 0, not {args.max_restarts}")
+    if is_url(args.run or ""):
+        raise ValueError(
+            f"--run {args.run}: a run directory is local; set checkpoint.path to keep checkpoints elsewhere"
+        )
     recipe = _recipe(args)
     if args.max_restarts and not recipe.checkpoint.on:
         raise ValueError(

@@ -22,7 +22,7 @@ class CheckpointConfig:
     best: str | None = None
     """Held-out metric, such as auc: a checkpoint is written when an evaluation finds the best so far, and that one is kept."""
     path: str | None = None
-    """Directory that all workers share; none = checkpoints/ in the run directory."""
+    """Directory that all workers share, or a URL such as s3://bucket/run; none = checkpoints/ in the run directory."""
     stop_seconds: float = 60.0
     """After SIGTERM: what a run has to finish its batch and to write a checkpoint, before it is ended."""
 

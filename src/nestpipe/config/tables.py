@@ -65,7 +65,7 @@ class TablesConfig:
             given, other = ("disk_path", "dram_rows") if self.dram_rows is None else ("dram_rows", "disk_path")
             raise ValueError(f"tables.{given} needs tables.{other} beside it")
         for table, file in self.initial.items():
-            if not file.endswith((".parquet", ".npz", ".npy")):
+            if not file.partition("?")[0].endswith((".parquet", ".npz", ".npy")):
                 raise ValueError(f"tables.initial.{table} must be a file .parquet, .npz or .npy, not {file!r}")
         try:
             self.eviction()

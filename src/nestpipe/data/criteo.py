@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from nestpipe.data.criteo_kernels import BAD_COLUMNS, BAD_ID, BAD_LABEL, COLUMNS
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.data.paths import find_files
 from nestpipe.data.source import DataError, split_interval
+from nestpipe.files import Location
 
 BLOCK = 1 << 20
 """Bytes parsed at a time: some 4,000 samples.  A line is never longer."""
@@ -30,7 +31,7 @@ class CriteoData:
     """
 
     paths: str | Sequence[str] = ()
-    """Files, globs or folders."""
+    """Files, globs or folders; local, or s3://, gs:// and hdfs://."""
     eval_paths: str | Sequence[str] = ()
     """What to evaluate on; without it, the last `eval_fraction` of the bytes of `paths`, which train leaves out."""
     eval_fraction: float = 0.1
@@ -53,7 +54,7 @@ class CriteoData:
 class CriteoSource:
     """Unit = byte of the files one after another; a line belongs to the interval in which it begins."""
 
-    def __init__(self, files: list[Path], split: str = "train", eval_fraction: float = 0.0) -> None:
+    def __init__(self, files: list[Location], split: str = "train", eval_fraction: float = 0.0) -> None:
         self.files = files
         self.features = [f"C{c}" for c in range(1, 27)]
         self.dense_features = 13
@@ -68,20 +69,21 @@ class CriteoSource:
             low, high = max(start - before, 0), min(stop - before, size)
             if low < high:
                 try:
-                    with path.open("rb") as file:
+                    with path.open() as file:
                         for batch, ends in self._read_file(path, file, size, low, high):
                             yield batch, ends + before
                 except OSError as error:
-                    raise DataError(f"cannot read {path}: {error.strerror}") from None
+                    raise DataError(f"cannot read {path}: {_why(error)}") from None
             before += size
 
     def _read_file(
-        self, path: Path, file: BinaryIO, size: int, start: int, stop: int
+        self, path: Location, file: Any, size: int, start: int, stop: int
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         at = start
         if start > 0:  # the line that holds the byte before `start` belongs to what came before
             file.seek(start - 1)
-            at = start - 1 + len(file.readline(BLOCK))
+            block = file.read(BLOCK)
+            at = start - 1 + (block.find(b"\n") + 1 or len(block))
         while at < stop:
             file.seek(at)
             block = np.frombuffer(file.read(BLOCK), np.uint8)
@@ -101,30 +103,34 @@ class CriteoSource:
         return Batch(sparse, torch.from_numpy(dense), torch.from_numpy(labels))
 
 
-def _size(path: Path) -> int:
+def _size(path: Location) -> int:
     """Bytes of a readable text file, else DataError."""
     try:
-        with path.open("rb") as file:
+        with path.open() as file:
             start = file.read(8)
-        size = path.stat().st_size
+        size = path.size()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    if path.suffix == ".gz" or start.startswith(PACKED):
+        raise DataError(f"cannot read {path}: {_why(error)}") from None
+    if path.leaf.endswith(".gz") or start.startswith(PACKED):
         raise DataError(f"{path} is compressed: unpack it (gunzip) or convert it to Parquet; text is read by position")
     return size
 
 
-def _line_number(path: Path, offset: int) -> int:
+def _why(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _line_number(path: Location, offset: int) -> int:
     """Counted from 1, and only when there is an error to report."""
     newlines = 0
-    with path.open("rb") as file:
+    with path.open() as file:
         while offset > 0 and (block := file.read(min(offset, BLOCK))):
             newlines += block.count(b"\n")
             offset -= len(block)
     return newlines + 1
 
 
-def _explain(path: Path, at: int, block: np.ndarray, bad: tuple[int, int, int, int, int]) -> str:
+def _explain(path: Location, at: int, block: np.ndarray, bad: tuple[int, int, int, int, int]) -> str:
     kind, line, column, start, stop = bad
     where = f"{path} line {_line_number(path, at + line)}"
     if kind == BAD_COLUMNS:

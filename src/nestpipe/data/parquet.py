@@ -23,7 +23,7 @@ class ParquetData:
     """Rows of Parquet files, in their order or shuffled.  `parquet_columns` says what becomes of types, nulls and NaN."""
 
     paths: str | Sequence[str] = ()
-    """Files, globs or folders (of *.parquet, at any depth)."""
+    """Files, globs or folders (of *.parquet, at any depth); local, or s3://, gs:// and hdfs://."""
     sparse: Mapping[str, str] = field(default_factory=dict)
     """Feature to column."""
     label: str = ""

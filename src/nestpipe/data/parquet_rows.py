@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +12,7 @@ from nestpipe.data.row_groups import Decoded, RowGroup, RowGroups
 from nestpipe.data.shuffle import Shuffle
 from nestpipe.data.source import split_interval
 from nestpipe.data.stream import sample_ends
+from nestpipe.files.location import Location
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ParquetRows:
 
     def __init__(
         self,
-        files: list[Path],
+        files: list[Location],
         columns: list[str],
         check: Callable[[str, pa.Schema], None],
         split: str = "train",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nestpipe.data.skipped import Skipped
 from nestpipe.data.source import DataError
+from nestpipe.files.location import Location
 
 CHUNK = 8192
 """Rows decoded at a time."""
@@ -23,7 +24,7 @@ Decoded = tuple[pa.RecordBatch, int]
 class RowGroup:
     """Rows first..last of all files, number `number` of its file, whose rows begin at `file_first`."""
 
-    path: Path
+    path: Location
     number: int
     first: int
     last: int
@@ -42,7 +43,7 @@ class RowGroups:
     """
 
     def __init__(
-        self, files: list[Path], columns: list[str], check: Callable[[str, pa.Schema], None], skip: bool = False
+        self, files: list[Location], columns: list[str], check: Callable[[str, pa.Schema], None], skip: bool = False
     ) -> None:
         self.skipped = Skipped() if skip else None
         self.groups: list[RowGroup] = []
@@ -53,12 +54,12 @@ class RowGroups:
         for path in files:
             self._add(path)
 
-    def _add(self, path: Path) -> None:
+    def _add(self, path: Location) -> None:
         """Notes the row groups of one more file."""
         try:
-            if path.stat().st_size == 0:
+            if path.size() == 0:
                 return
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            with opened(path) as file:
                 metadata, schema = file.metadata, file.schema_arrow
                 rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         except (OSError, pa.ArrowException) as error:
@@ -93,11 +94,18 @@ class RowGroups:
             yield from everything
 
     def _decode(self, group: RowGroup) -> Iterator[Decoded]:
-        with pq.ParquetFile(group.path, page_checksum_verification=True) as file:
+        with opened(group.path) as file:
             first = group.first
             for rows in file.iter_batches(CHUNK, [group.number], self._columns, use_threads=False):
                 yield rows, first
                 first += rows.num_rows
+
+
+@contextmanager
+def opened(path: Location) -> Iterator[pq.ParquetFile]:
+    """On object storage, what is near each other is read by one request."""
+    with path.open() as raw, pq.ParquetFile(raw, pre_buffer=path.remote, page_checksum_verification=True) as file:
+        yield file
 
 
 def _line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import LESS_IS_BETTER, Checkpoint, Folder
 from nestpipe.checkpoint.listing import recipe_value
 from nestpipe.checkpoint.load import restore
-from nestpipe.checkpoint.places import FOLDER
+from nestpipe.checkpoint.places import FOLDER, place_at
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
@@ -28,7 +28,7 @@ FIXED = ("data", "model", "train.seed", "train.batch_size", "train.epochs", "tab
 
 
 def folder_of(recipe: Recipe, run: Path) -> Folder:
-    return Folder(Path(recipe.checkpoint.path) if recipe.checkpoint.path else run / FOLDER)
+    return Folder(place_at(recipe.checkpoint.path) if recipe.checkpoint.path else run / FOLDER)
 
 
 class Resumed:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
+from nestpipe.checkpoint.places import place_at
+from nestpipe.checkpoint.plain_file import Place
 from nestpipe.checkpoint.train_state import TrainState
 from nestpipe.checkpoint.vector_files import VectorsError, read_vectors
 from nestpipe.comm.world import World
@@ -24,10 +25,10 @@ def read_initial(state: TrainState, files: Mapping[str, str]) -> None:
         if table not in places:
             raise VectorsError(f"tables.initial.{table}: the model has no table {table!r}; it has {', '.join(places)}")
     for table, file in files.items():
-        _read_table(state.world, *places[table], Path(file))
+        _read_table(state.world, *places[table], place_at(file))
 
 
-def _read_table(world: World, store: KeyedRows, number: int, path: Path) -> None:
+def _read_table(world: World, store: KeyedRows, number: int, path: Place) -> None:
     group = store.group
     for keys, vectors in read_vectors(path, group.dim, group.dtype):
         tables = np.full(len(keys), number, np.uint16)

@@ -15,6 +15,7 @@ from nestpipe.config.own_class import is_own
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
+from nestpipe.files.patience import limit_waiting
 from nestpipe.launch.signals import ending_orderly
 from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, prepare_data, train_stream
@@ -48,6 +49,7 @@ def train(
     `trace`: a file for the whole timeline.  `launch`: by what name the launcher will know this run when it restarts workers.
     `tensorboard`: what the log has goes into event files, too.
     """
+    limit_waiting(recipe.train.timeout)
     traced = trace is not None
     trainer = Trainer(recipe, world, run, quiet, check_staleness, traced, resumed, resuming, launch, tensorboard)
     with trainer.guarded():

@@ -174,7 +174,7 @@ class InteractionsData:
 
     def _files(self) -> list[Location]:
         """A folder stands for its Parquet files, or for its CSV files where it has none.  The cache is no log."""
-        found: list[Any] = []
+        found: list[Location] = []
         for pattern in PATTERNS:
             try:
                 found = find_files("paths", self.paths, pattern)
@@ -182,7 +182,7 @@ class InteractionsData:
             except DataError:
                 if pattern == PATTERNS[-1]:
                     raise
-        return [Location(str(path)) for path in found if self._cache() not in Path(str(path)).parents]
+        return [file for file in found if file.remote or self._cache() not in Path(file.name).parents]
 
     def _cache(self) -> Path:
         return Path(os.environ.get("NESTPIPE_CACHE", self.cache)).expanduser()

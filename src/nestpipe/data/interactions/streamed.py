@@ -14,6 +14,7 @@ from nestpipe.data.counter import derive
 from nestpipe.data.interactions.histories import Reading, cached_block
 from nestpipe.data.parquet_rows import ParquetRows
 from nestpipe.data.sequence_batches import CHUNK, FEATURES, build_batch
+from nestpipe.files.location import Location
 
 
 class StreamedSequences:
@@ -42,7 +43,11 @@ class StreamedSequences:
         self.features = [*FEATURES, *known, *reading.features]
         self._train = split == "train"
         self._rows = ParquetRows(
-            list(files), columns, lambda path, schema: None, shuffle=shuffle if self._train else 0, seed=seed
+            [Location(str(file)) for file in files],
+            columns,
+            lambda path, schema: None,
+            shuffle=shuffle if self._train else 0,
+            seed=seed,
         )
         self.extent, self.piece = self._rows.extent, self._rows.piece
         self._reading, self._split, self._seed = reading, split, seed
