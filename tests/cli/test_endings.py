@@ -17,11 +17,12 @@ from nestpipe.cli.main import main
 from nestpipe.comm.errors import PeerLost
 from nestpipe.config.build import RecipeError
 from nestpipe.errors import NestPipeError
+from nestpipe.files import FileError
 from nestpipe.pipeline import NotFinite
 from nestpipe.sparse.buffers import BufferLimit
 from nestpipe.tables.disk.file import DiskTierError
 
-INTERNAL = {"BadRow", "_OtherVersion"}
+INTERNAL = {"BadEvent", "BadRow", "_OtherVersion"}
 """Caught in the module that raises them."""
 
 
@@ -40,7 +41,8 @@ def test_all_own_errors_have_one_base() -> None:
     assert len(found) > 15
     for error in found:
         assert issubclass(error, NestPipeError), error
-        assert error.exit_code == (2 if issubclass(error, ValueError | MemoryError) and error is not NotWritten else 1)
+        bad_input = issubclass(error, ValueError | MemoryError) or error is FileError  # a file that a user named
+        assert error.exit_code == (2 if bad_input and error is not NotWritten else 1)
 
 
 def noted(error: Exception) -> Exception:
