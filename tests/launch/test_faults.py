@@ -23,10 +23,16 @@ NEVER = "3600"
 """A --timeout that no test waits for: a run that ends all the same has not waited for it."""
 
 
+ON_DEVICE = ["model.dim=4", "model.bottom=[4]", "model.top=[4]", "train.batch_size=8", "train.log_every=2"]
+"""The simulated device is slow: so few samples that a step takes no time."""
+
+
 @pytest.mark.slow
-def test_a_killed_worker_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_a_killed_worker_is_named(tmp_path: Path, device: str) -> None:
     """After SIGKILL of worker 1 the line names it and what worker 0 was doing, long before --timeout has passed."""
-    command = Command(tmp_path, [*small(*ENDLESS, workers=2), "--timeout", NEVER])
+    sizes = [*ENDLESS, *(ON_DEVICE if device == "sim" else [])]
+    command = Command(tmp_path, [*small(*sizes, workers=2), "--timeout", NEVER, "--device", device])
     workers = command.once_training(2)
     os.kill(workers[1], signal.SIGKILL)
     line = one_line(command.wait())

@@ -33,8 +33,8 @@ class CollectiveWatch:
         self._groups: list[dist.ProcessGroup] = []
         self._news = threading.Event()
         self._ended = False
-        self.lost = False
-        """A collective did not end."""
+        self.lost: PeerLost | None = None
+        """What became of a collective that did not end."""
         self.on_lost: Callable[[PeerLost], None] = lambda error: None
         """Called once, on the watch's own thread, before the groups are ended."""
         threading.Thread(target=self._run, name="nestpipe-watch", daemon=True).start()
@@ -59,12 +59,21 @@ class CollectiveWatch:
             work, since, what = self._pending[0]
             error = self._error_of(work, since)
             if error is not None:
+                self.lost = PeerLost(f"{what}: {error}")
                 self._pending.clear()
-                self._end(PeerLost(f"{what}: {error}"))
+                self._end(self.lost)
             elif work.is_completed():
                 self._pending.popleft()
             else:
                 time.sleep(POLL_SECONDS)
+
+    def behind(self, error: BaseException) -> BaseException:
+        """The lost worker behind an error of the device, if there is one: a host that waits may meet it before this watch."""
+        for work, since, what in [] if self.lost else list(self._pending):
+            found = self._error_of(work, since)
+            if found is not None:
+                return PeerLost(f"{what}: {found}")
+        return self.lost or error
 
     def _error_of(self, work: dist.Work, since: float) -> PeerLost | None:
         failed = _exception_of(work)
@@ -76,7 +85,6 @@ class CollectiveWatch:
         return waited_in_vain(self._world) if overdue else None
 
     def _end(self, error: PeerLost) -> None:
-        self.lost = True
         self.on_lost(error)
         for group in self._groups:
             with contextlib.suppress(Exception):  # it may have ended by itself

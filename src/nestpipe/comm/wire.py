@@ -31,6 +31,10 @@ class Wire:
         if self.watch is not None:
             self.watch.on_lost = fail
 
+    def behind(self, error: BaseException) -> BaseException:
+        """The lost worker behind an error, if there is one, or the error itself."""
+        return error if self.watch is None else self.watch.behind(error)
+
     def close(self) -> None:
         """Groups in which a worker was lost are not used again."""
         if self.watch is not None:

@@ -68,6 +68,8 @@ class Engine:
         self._told = False
         self._ended_at: int | None = None
         self.timeline = timeline or Timeline()
+        self.behind: Callable[[BaseException], BaseException] = lambda error: error
+        """What is behind an error of an action, to be told instead of it."""
 
     def run(self, actions: Sequence[Action], contexts: Mapping[int, Context]) -> None:
         """Issues all actions; returns when those of the compute lane are done.  Others may still be running."""
@@ -194,7 +196,7 @@ class Engine:
         except BaseException as error:
             self._not_done.add(action.name)
             error.add_note(f"rank {self._rank}, {action.stage} of batch {action.batch}")
-            self.fail(error)
+            self.fail(self.behind(error))
         finally:
             done.set()
             self._release_parts(action, context)

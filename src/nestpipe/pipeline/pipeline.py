@@ -174,6 +174,7 @@ class TrainPipeline:
         )
         self._wire = wire
         wire.on_lost(self.engine.fail)
+        self.engine.behind = wire.behind
 
     def progress(self, batches: Iterator[Batch]) -> Progress | None:
         """Takes one step; None once the data of every worker has ended.  Workers with less data join with nothing.
