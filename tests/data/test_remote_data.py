@@ -202,6 +202,6 @@ def _once_training(command: Command) -> None:
         time.sleep(0.05)
 
 
-def test_variables_of_the_tests_are_set() -> None:
+def test_variables_of_the_tests_are_set(bucket: str) -> None:
     """No test of this file may reach Amazon."""
     assert os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://127.0.0.1")
