@@ -13,6 +13,10 @@ from nestpipe.data.source import DataError
 from nestpipe.files import FileError, Location
 
 
+class NoSuchFiles(DataError):
+    """A folder or a glob stands for no file."""
+
+
 def find_files(field: str, names: str | Sequence[str], pattern: str) -> list[Location]:
     """The files of `names` in their order, each glob and folder sorted; DataError where one stands for no file.
 
@@ -32,7 +36,7 @@ def _find_local(field: str, name: str, pattern: str) -> list[Location]:
         inside = sorted(p for p in path.rglob(pattern) if p.is_file())
         files = [p for p in inside if not any(part[0] in "_." for part in p.relative_to(path).parts)]
         if not files:
-            raise DataError(f"data.{field}: folder {name} has no {pattern} file")
+            raise NoSuchFiles(f"data.{field}: folder {name} has no {pattern} file")
     elif path.exists():
         files = [path]
     elif glob.has_magic(name):
@@ -64,7 +68,7 @@ def _find_remote(field: str, name: str, pattern: str) -> list[Location]:
         inside = [one for one in below if fnmatch.fnmatchcase(one.rpartition("/")[2], pattern)]
         files = [place / one for one in inside if not any(part[0] in "_." for part in one.split("/"))]
         if below and not files:
-            raise DataError(f"data.{field}: folder {name} has no {pattern} file")
+            raise NoSuchFiles(f"data.{field}: folder {name} has no {pattern} file")
         if not files:
             place.size()  # says what is missing: the file, or its bucket
         return files

@@ -76,6 +76,8 @@ class SequenceSource:
         """Every item, sorted, int64: what negatives are drawn from and what a full evaluation ranks."""
         self.statistics: dict[str, Any] = {}
         """What a report tells about the log, where it was prepared."""
+        self.digest: str | None = None
+        """Of the log and what was made of it: a run resumes on the same one only."""
         self.features = [*FEATURES, *histories.features]
         self.histories = histories
         self._rows = histories.long_enough(split)

@@ -90,6 +90,12 @@ def root_cause(failures: Mapping[int, ProcessFailure], reports: Mapping[int, Rep
     return f"worker {rank} ended with exit code {code} and reported no reason{after}"
 
 
+def exit_code(failures: Mapping[int, ProcessFailure], reports: Mapping[int, Report]) -> int:
+    """Of the worker whose report is the cause: 2 for bad input; 1 where no worker gives a cause."""
+    causes = [(report.time, rank) for rank, report in reports.items() if not report.consequence and rank in failures]
+    return 2 if causes and failures[min(causes)[1]].exitcode == 2 else 1
+
+
 def only_terminated(failures: Mapping[int, ProcessFailure], reports: Mapping[int, Report]) -> bool:
     """Whether SIGTERM, and what it caused on other workers, explains every failure."""
     codes = {failure.exitcode for rank, failure in failures.items() if rank not in reports}

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nestpipe.errors import NestPipeError
-from nestpipe.launch.failures import REPORTS, only_terminated, read_reports, root_cause
+from nestpipe.launch.failures import REPORTS, exit_code, only_terminated, read_reports, root_cause
 from nestpipe.launch.signals import LAUNCHER
 
 END_SECONDS = 3
@@ -84,7 +84,9 @@ def launch(
                 ) from None
             tried = max_restarts and not stopping.is_set()  # torch gives up only when all restarts are used
             after = f"; given up after {max_restarts} restart{'s' * (max_restarts > 1)}" if tried else ""
-            raise LaunchError(root_cause(error.failures, reports) + after) from None
+            failed = LaunchError(root_cause(error.failures, reports) + after)
+            failed.exit_code = exit_code(error.failures, reports)
+            raise failed from None
         except SignalException as error:
             raise LaunchError(f"stopped by {error.sigval.name}; all workers were ended") from None
         finally:

@@ -76,6 +76,12 @@ class Resumed:
                 f"the training data had {data['extent']} units at the checkpoint and has {source.extent} now: "
                 "restore its files, or start a new run"
             )
+        before, now = self.trainer.get("data_digest"), getattr(source, "digest", None)
+        if before != now and before is not None:
+            raise CheckpointError(
+                "the training data has changed since the checkpoint (another log, or other files in its folder): restore its "
+                "files, or start a new run"
+            )
         skipped = skipped_of(source)
         if skipped is not None:
             skipped.go_on(data["skipped"])
@@ -225,6 +231,8 @@ class Checkpoints:
         ]
         best = {"best_metric": self._section.best, "best": self._best}
         trainer = {**about(), **best, "micro_batches_chosen": chosen}
+        if (data_digest := getattr(self._stream.source, "digest", None)) is not None:
+            trainer["data_digest"] = data_digest
         finite = {name: value for name, value in metrics.items() if value == value}
         self._writer.save(data, {"trainer": trainer, "metrics": finite, "recipe": self._recipe})
 

@@ -47,6 +47,7 @@ class RunDirectory:
         self._writes = rank == 0
         self._recipe = recipe.to_toml()
         self._launch = launch
+        self._new = not resuming
         self._events = Events(self.path) if tensorboard and self._writes else None
         if self._writes and not resuming:
             with _one_line(self.path):
@@ -57,6 +58,14 @@ class RunDirectory:
                 # "x", not "w": if two runs start in one directory at the same time, only one gets it.
                 (self.path / "recipe.toml").open("x").close()
             self._write("recipe.toml", self._recipe)
+
+    def withdraw(self) -> None:
+        """Removes what a run that never began has written, so that the next try may have its name."""
+        if self._writes and self._new:
+            with suppress(OSError):
+                for name in ("recipe.toml", "data.json", LAUNCH_FILE):
+                    (self.path / name).unlink(missing_ok=True)
+                self.path.rmdir()
 
     def _write_launch(self) -> None:
         """Comes first, so that a restarted launch knows its run however early it died."""

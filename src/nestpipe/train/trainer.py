@@ -15,6 +15,7 @@ from nestpipe.config.own_class import is_own
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import DataError
+from nestpipe.errors import NestPipeError
 from nestpipe.files.patience import limit_waiting
 from nestpipe.launch.signals import ending_orderly
 from nestpipe.pipeline import Progress
@@ -86,9 +87,13 @@ class Trainer:
             recipe, run, world.rank, resuming=resuming, launch=launch, tensorboard=tensorboard
         )
         self.shows = world.rank == 0 and not quiet
-        with Display(f"{recipe.name}: preparing data", on=self.shows) as display:
-            prepare_data(recipe, world, display.show)
-        source, self.held_out = open_source(recipe, "train", world), open_source(recipe, "eval", world)
+        try:
+            with Display(f"{recipe.name}: preparing data", on=self.shows) as display:
+                prepare_data(recipe, world, display.show)
+            source, self.held_out = open_source(recipe, "train", world), open_source(recipe, "eval", world)
+        except NestPipeError:
+            self.directory.withdraw()
+            raise
         check_consistent(
             world,
             checkpoints=resumed.digest if resumed else None,
@@ -101,7 +106,6 @@ class Trainer:
         if is_own(recipe.model_kind) or is_own(recipe.data_kind):
             rehearse(self.pipeline, self.held_out, recipe.eval)
         self.stream = resumed.stream(recipe, source, world) if resumed else train_stream(recipe, source, world)
-        self.directory.write_data(getattr(source, "statistics", None))
         self.pace = Pace(recipe.train)
         self.skipped = skipped_of(source) or Skipped()
         self.trimmer = HeapTrimmer()
@@ -118,6 +122,13 @@ class Trainer:
         if resuming:
             self.directory.rewind_to(self.pace.steps)
             self.evicted.rewind_to(self.pace.steps)
+        self._tell_of(getattr(source, "statistics", {}))
+
+    def _tell_of(self, statistics: dict[str, Any]) -> None:
+        """What is to be known of the training data: all of it in data.json, what was left out on the terminal too."""
+        self.directory.write_data(statistics)
+        for note in statistics.get("notes", ()):
+            self.display.say(f"data: {note}")
 
     def _restore(self, resumed: Resumed) -> None:
         with Display(f"{self.recipe.name}: reading step {resumed.step}", on=self.shows) as display:

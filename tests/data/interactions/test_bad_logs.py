@@ -92,13 +92,13 @@ def test_a_broken_csv_line(tmp_path: Path) -> None:
     assert "log.csv line 6: " in refused(csv(tmp_path, wide))
     source = csv(tmp_path, wide, on_error="skip").open("train", 0)
     assert source.histories.items.tolist() == [4, 5, 6, 7, 9]
-    assert "1 rows were left out" in source.statistics["notes"][0]
+    assert "1 row was left out" in source.statistics["notes"][0]
 
 
 def test_one_broken_line_does_not_make_text_of_numbers(tmp_path: Path) -> None:
     """A word among numbers is named, skipped if asked for, and taken as an id where ids are said to be text."""
     said = refused(csv(tmp_path, BROKEN))
-    assert "most of column 'item_id' are whole numbers, but not 'six'" in said and "data.text_ids" in said
+    assert "log.csv line 4: 'six' in column 'item_id', where most are whole numbers" in said and "data.text_ids" in said
     source = csv(tmp_path, BROKEN, on_error="skip").open("train", 0)
     assert source.histories.items.tolist() == [4, 5, 7, 9]
     assert "2 rows were left out" in source.statistics["notes"][0]
@@ -116,6 +116,83 @@ def test_a_value_of_another_type_deep_in_a_csv_file(tmp_path: Path, monkeypatch:
     assert "log.csv line 49" in said and "what" in said, said
     source = csv(tmp_path, text, on_error="skip").open("train", 0)
     assert sorted(source.histories.items.tolist()) == [n for n in range(60) if n != 47]
+
+
+@pytest.mark.parametrize("column", [0, 1, 2, 3])
+def test_a_quote_that_is_not_closed_swallows_nothing(tmp_path: Path, column: int) -> None:
+    """It is named by its line, or that one line is left out; the lines behind it stay."""
+    lines = [f"1,{n},{n},DE" for n in range(40)]
+    broken = lines[20].split(",")
+    broken[column] = '"' + broken[column]
+    text = "\n".join(["user_id,item_id,timestamp,country", *lines[:20], ",".join(broken), *lines[21:]]) + "\n"
+    said = refused(csv(tmp_path, text, context=["country"]))
+    assert "log.csv line 22: a quote that is not closed" in said, said
+    source = csv(tmp_path, text, context=["country"], on_error="skip").open("train", 0)
+    assert source.histories.items.tolist() == [n for n in range(40) if n != 20]
+    assert source.statistics["notes"][0].startswith("1 row was left out")
+
+
+def test_numbers_of_19_digits(tmp_path: Path) -> None:
+    """Times in ns and snowflake ids stay whole beside a broken line; what does not fit int64 is one bad line."""
+    moment = 1_700_000_000_000_000_000
+    rows = [f"{9 * 10**18 + n % 3},{n},{moment + n}" for n in range(30)]
+    text = "\n".join(["user_id,item_id,timestamp", *rows, "broken line", f"99{moment},1,{moment}"]) + "\n"
+    source = csv(tmp_path, text, on_error="skip", time_unit="ns").open("train", 0)
+    assert len(source.histories.items) == 30 and len(source.histories.users) == 3
+    assert source.statistics["notes"][0].startswith("2 rows were left out")
+
+
+def test_one_word_among_times_or_flags(tmp_path: Path) -> None:
+    """It is named by line, column and word, or its line is left out."""
+    for row, column in (("1,9,soon,1", "timestamp"), ("1,9,35,yes", "click"), ("1,9,35.5,1", "timestamp")):
+        text = f"user_id,item_id,timestamp,click\n1,4,10,1\n1,5,20,0\n\n{row}\n1,6,30,\n1,7,40,1.0\n"
+        said = refused(csv(tmp_path, text, actions=["click"]))
+        assert f"log.csv line 5: {row.split(',')[2 if column == 'timestamp' else 3]!r} in column {column!r}" in said, (
+            said
+        )
+        source = csv(tmp_path, text, actions=["click"], on_error="skip").open("train", 0)
+        assert source.histories.items.tolist() == [4, 5, 6, 7]
+        assert source.histories.features["action"].tolist() == [1, 0, 0, 1]
+
+
+def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
+    """Packed and plain CSV are read together; Parquet beside CSV is refused; a folder without a log says so."""
+    import gzip
+
+    (tmp_path / "a.csv").write_text("user_id,item_id,timestamp\n1,4,10\n1,5,20\n")
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"user_id,item_id,timestamp\n1,6,30\n"))
+    data = InteractionsData(str(tmp_path), cache=str(tmp_path / "cache"))
+    assert data.open("train", 0).histories.items.tolist() == [4, 5, 6]
+    pq.write_table(pa.table(GOOD), tmp_path / "c.parquet")
+    assert "has Parquet (" in refused(data)
+    (tmp_path / "none").mkdir()
+    assert "has no file that ends in .parquet" in refused(InteractionsData(str(tmp_path / "none")))
+
+
+def test_an_empty_text_is_no_user(tmp_path: Path) -> None:
+    """In Parquet as in CSV."""
+    table = {**GOOD, "user_id": ["a", "", "a"]}
+    assert "row 1 (the first is 0): no value in column 'user_id'" in refused(log(tmp_path, table))
+
+
+def test_a_split_time_outside_the_log(tmp_path: Path) -> None:
+    """The message names the times that the log has."""
+    said = refused(log(tmp_path, GOOD, split="time", split_time=5))
+    assert "data.split_time: no user has two events before 5; the log has times from 10 to 30 (s)" in said
+
+
+def test_a_unit_that_does_not_look_right_is_noted(tmp_path: Path) -> None:
+    """A unit that is given is believed, and doubted aloud."""
+    table = {**GOOD, "timestamp": [1_650_000_000_000 + n for n in range(3)]}
+    notes = log(tmp_path, table, time_unit="us").open("train", 0).statistics["notes"]
+    assert notes == ["times such as 1650000000001 look like ms, but data.time_unit is 'us'"]
+
+
+def test_what_was_read_is_told_when_only_the_last_are_kept(tmp_path: Path) -> None:
+    """The first stage is the whole log."""
+    table = {"user_id": [1] * 9, "item_id": list(range(9)), "timestamp": list(range(9))}
+    stages = log(tmp_path, table, last=4).open("train", 0).statistics["stages"]
+    assert [(stage["name"], stage["events"]) for stage in stages] == [("read", 9), ("last 4 of each user", 4)]
 
 
 def test_csv_forms(tmp_path: Path) -> None:

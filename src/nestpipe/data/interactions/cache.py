@@ -104,7 +104,9 @@ class Preparation:
         except (OSError, pa.ArrowException) as error:
             if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
                 raise no_room(writing) from None
-            raise DataError(f"data.cache: cannot write {self.cache}: {error}") from None
+            raise DataError(
+                f"data.cache: cannot write {self.cache} ({error}): set it to a folder that you may write to"
+            ) from None
         return read_manifest(path)
 
 
@@ -137,9 +139,9 @@ def _told_to_others(lock: Any, progress: Progress) -> Progress:
 def _told(lock: Any) -> tuple[float, str]:
     done, _, what = os.pread(lock.fileno(), 100, 0).decode(errors="replace").partition(" ")
     try:
-        return float(done), f"{what.strip()} (another process)"
+        return float(done), f"{what.strip()} (by another worker)"
     except ValueError:
-        return 0.0, "another process has begun"
+        return 0.0, "by another worker"
 
 
 def _seal(folder: Path, statistics: dict[str, Any]) -> None:

@@ -148,8 +148,8 @@ def normalise(rows: pa.RecordBatch | pa.Table, columns: EventColumns, skip: bool
     needed = [(name, rows.column(name)) for name in (columns.user, columns.item, columns.time)]
     good = np.ones(rows.num_rows, bool)
     for name, column in needed:
-        if column.null_count:
-            missing = _numpy(column.is_null())
+        missing = _missing(column)
+        if missing is not None:
             if not skip:
                 raise BadEvent(int(np.flatnonzero(missing)[0]), f"no value in column {name!r}")
             good &= ~missing
@@ -182,6 +182,17 @@ def normalise(rows: pa.RecordBatch | pa.Table, columns: EventColumns, skip: bool
     for number, name in enumerate(columns.features):
         found[f"feature{number}"] = ids_of(rows.column(name), missing=0)
     return pa.table(found), left_out
+
+
+def _missing(column: pa.Array | pa.ChunkedArray) -> np.ndarray | None:
+    """Which values are null, or empty texts; None if none is."""
+    missing = _numpy(column.is_null()) if column.null_count else None
+    if is_text(column.type):
+        length = pc.binary_length(_plain(column))
+        empty = _numpy(pc.fill_null(pc.equal(length, 0), False))
+        if empty.any():
+            missing = empty if missing is None else missing | empty
+    return missing
 
 
 def _kept(rows: pa.Table, columns: EventColumns) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from nestpipe.data.interactions.event_files import EventFile
 from nestpipe.data.interactions.grouping import Filters, Progress
 from nestpipe.data.interactions.histories import Block, Reading, cached_blocks, grouped_blocks, is_grouped
 from nestpipe.data.interactions.streamed import StreamedSequences
-from nestpipe.data.paths import find_files
+from nestpipe.data.paths import NoSuchFiles, find_files
 from nestpipe.data.sequence_batches import FEATURES, LEAST, SequenceSource
 from nestpipe.data.source import DataError
 from nestpipe.files.location import Location
 
 PATTERNS = ("*.parquet", "*.pq", "*.csv", "*.tsv", "*.csv.gz", "*.tsv.gz")
-"""What a folder of a log is searched for, in this order: the first that is there."""
+"""What a folder of a log is searched for."""
 
 
 @dataclass(frozen=True)
@@ -140,27 +141,41 @@ class InteractionsData:
         if self.shuffle is not None:
             return self._streamed(prepared, catalogue, split, seed)
         self._check_size(prepared)
-        return self._source(list(cached_blocks(prepared.files())), catalogue, split, seed, prepared.statistics)
+        blocks, digest = list(cached_blocks(prepared.files())), prepared.path.name
+        return self._source(blocks, catalogue, split, seed, prepared.statistics, digest)
 
     def _streamed(self, prepared: Prepared, catalogue: np.ndarray, split: str, seed: int) -> StreamedSequences:
         assert self.shuffle is not None
         reading = Reading(prepared.statistics["unit"], self.split_time, (*self.context, *self.candidate))
         settings = (self.max_length, self.negatives, self.shuffle)
         source = StreamedSequences(prepared.files(), reading, catalogue, split, seed, *settings)
-        source.statistics = prepared.statistics
+        source.statistics, source.digest = prepared.statistics, prepared.path.name
         return source
 
     def _source(
-        self, blocks: list[Block], catalogue: np.ndarray | None, split: str, seed: int, statistics: dict[str, Any]
+        self,
+        blocks: list[Block],
+        catalogue: np.ndarray | None,
+        split: str,
+        seed: int,
+        statistics: dict[str, Any],
+        digest: str | None = None,
     ) -> SequenceSource:
         unit = statistics.get("unit") or self.time_unit or "s"
         histories = Reading(unit, self.split_time, (*self.context, *self.candidate)).histories(blocks)
         if not len(histories.long_enough()):
+            if self.split == "time" and len(histories.times):
+                begin, end = (int(at) * UNITS[unit] for at in (histories.times.min(), histories.times.max()))
+                raise DataError(
+                    f"data.split_time: no user has two events before {self.split_time}; the log has times from {begin} to "
+                    f"{end} ({unit})"
+                )
             after = " after its filters" if len(statistics.get("stages", [])) > 1 else ""
             raise DataError(f"data.paths: no user has the {LEAST} events{after} that a sequence needs")
         items = np.unique(histories.items) if catalogue is None else catalogue
         source = SequenceSource(histories, items, split, seed, self.max_length, self.negatives)
         source.statistics = statistics
+        source.digest = digest
         return source
 
     def _check_size(self, prepared: Prepared) -> None:
@@ -173,16 +188,27 @@ class InteractionsData:
             )
 
     def _files(self) -> list[Location]:
-        """A folder stands for its Parquet files, or for its CSV files where it has none.  The cache is no log."""
-        found: list[Location] = []
+        """A folder stands for all its Parquet and CSV files.  The cache is no log."""
+        found: dict[Location, None] = {}
+        for name in [self.paths] if isinstance(self.paths, str) else self.paths:
+            found.update(dict.fromkeys(self._files_of(name)))
+        kinds = {EventFile(file).is_parquet for file in found}
+        if len(kinds) > 1:
+            one, other = (next(f for f in found if EventFile(f).is_parquet is kind) for kind in (True, False))
+            raise DataError(
+                f"data.paths has Parquet ({one}) and CSV ({other}): name files of one kind, such as log/*.csv"
+            )
+        return list(found)
+
+    def _files_of(self, name: str) -> list[Location]:
+        found: set[Location] = set()
         for pattern in PATTERNS:
-            try:
-                found = find_files("paths", self.paths, pattern)
-                break
-            except DataError:
-                if pattern == PATTERNS[-1]:
-                    raise
-        return [file for file in found if file.remote or self._cache() not in Path(file.name).parents]
+            with contextlib.suppress(NoSuchFiles):
+                found.update(find_files("paths", name, pattern))
+        mine = [file for file in found if file.remote or self._cache() not in Path(file.name).parents]
+        if not mine:
+            raise DataError(f"data.paths: folder {name} has no file that ends in {', '.join(p[1:] for p in PATTERNS)}")
+        return sorted(mine)
 
     def _cache(self) -> Path:
         return Path(os.environ.get("NESTPIPE_CACHE", self.cache)).expanduser()
@@ -217,7 +243,9 @@ class InteractionsData:
 
     def _preparation(self, files: list[Location]) -> Preparation:
         ids = (self.user, self.item, *self.context, *self.candidate)
-        events = [EventFile(file, self.delimiter, self.on_error == "skip", ids, self.text_ids) for file in files]
+        numbers = (*self.actions, *self.any_of, *self.none_of, *([] if self.weight is None else [self.weight]))
+        skip = self.on_error == "skip"
+        events = [EventFile(file, self.delimiter, skip, ids, numbers, self.time, self.text_ids) for file in files]
         filters = Filters(
             self.drop_repeats, self.min_user_events, self.min_item_events, self.count == "until stable", self.last
         )

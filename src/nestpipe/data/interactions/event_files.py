@@ -18,6 +18,7 @@ PARQUET = (".parquet", ".pq")
 TABS = (".tsv", ".tab", ".data")
 ROWS = 1 << 18
 """Rows of a Parquet file that are read at a time."""
+NEWLINE = b"\n"
 BLOCK_BYTES = 1 << 24
 """Bytes of a CSV file that are read at a time.  A longer line is an error."""
 
@@ -45,7 +46,10 @@ class EventFile:
     skip: bool = False
     """Leave out lines of a CSV file that cannot be read, instead of failing."""
     ids: tuple[str, ...] = ()
-    """Columns of ids."""
+    """Columns of ids, which may be text."""
+    numbers: tuple[str, ...] = ()
+    """Columns that must be numbers, whole or not."""
+    time: str = ""
     text_ids: bool = False
     """Ids of a CSV file are text, whatever they look like."""
     lines: Lines = field(default_factory=Lines)
@@ -66,31 +70,38 @@ class EventFile:
                     return file.schema_arrow
             with self._stream() as stream:
                 block = stream.read(BLOCK_BYTES)
-                block = block if len(block) < BLOCK_BYTES else block[: block.rfind(b"\n") + 1]
-                schema = self._parse(block, None, {}, invalid=lambda row: "skip").schema
-        for name in self.ids:
+            block = block if len(block) < BLOCK_BYTES else block[: block.rfind(b"\n") + 1]
+            block, _ = self._whole_lines(block, 1)
+            schema = self._parse(block, None, {}, invalid=lambda row: "skip").schema
+        for name in (*self.ids, self.time, *self.numbers):
             if name in schema.names:
-                schema = schema.set(schema.get_field_index(name), pa.field(name, self._id_type(name, schema, block)))
+                schema = schema.set(schema.get_field_index(name), pa.field(name, self._type_of(name, schema, block)))
         return schema
 
-    def _id_type(self, name: str, schema: pa.Schema, block: bytes) -> pa.DataType:
-        """Of a column of ids: one broken line must not make text of numbers."""
+    def _type_of(self, name: str, schema: pa.Schema, block: bytes) -> pa.DataType:
+        """Of a column: one broken line must not make text of numbers, nor fractions of whole numbers."""
         kind = schema.field(name).type
-        if self.text_ids:
+        if name in self.ids and self.text_ids:
             return pa.string()
-        if not pa.types.is_string(kind):
+        if name in self.numbers:  # 1 in one file and 1.0 in the next are one flag
+            kind = pa.float64() if pa.types.is_integer(kind) else kind
+            wanted = pa.float64()
+        else:
+            wanted = pa.int64()
+        if not (pa.types.is_string(kind) or (pa.types.is_floating(kind) and name not in self.numbers)):
             return kind
-        text = self._parse(block, None, {name: kind}, [name], lambda row: "skip")[name]
-        numbers = _converts(text, pa.int64())
-        share = (numbers.true_count or 0) / max(1, len(numbers))
-        if share < 0.5:
+        text = self._parse(block, None, {name: pa.string()}, [name], lambda row: "skip")[name]
+        fitting = _converts(text, wanted)
+        if (fitting.true_count or 0) < 0.5 * len(fitting):
             return kind
         if self.skip:
-            return pa.int64()
-        odd = text.filter(pa.compute.invert(numbers))[0].as_py()
+            return wanted
+        place = pa.compute.index(fitting, False).as_py()
+        other = "set data.text_ids = true if ids are text, or " if name in self.ids else ""
         raise DataError(
-            f"{self.location}: most of column {name!r} are whole numbers, but not {odd!r}: "
-            "set data.text_ids = true if ids are text, or data.on_error = 'skip' to leave such lines out"
+            f"{self.location} line {_line_of_row(block, place + 1)}: {text[place].as_py()!r} in column {name!r}, where most "
+            f"are {'numbers' if name in self.numbers else 'whole numbers'}: mend it, {other}set data.on_error = 'skip' to "
+            "leave such lines out"
         )
 
     def count(self) -> int:
@@ -157,13 +168,14 @@ class EventFile:
     def _block(
         self, block: bytes, header: list[str] | None, names: list[str], types: dict[str, pa.DataType], line: int
     ) -> pa.Table:
+        block, wrong = self._whole_lines(block, line)
         try:
-            return self._parse(block, header, types, names)
+            if not wrong:
+                return self._parse(block, header, types, names)
         except pa.ArrowInvalid as error:
             if not self.skip:
                 raise DataError(f"{self.location} line {_line_of(error, block, line)}: {_reason(error)}") from None
         # Some line is broken: read all of it as text, and leave out what does not convert.
-        wrong: list[str] = []
 
         def leave_out(row: Any) -> str:
             wrong.append(f"{row.actual_columns} values instead of {row.expected_columns}")
@@ -178,8 +190,33 @@ class EventFile:
         if bad:
             wrong += ["a value that is not of its column's type"] * bad
             rows = rows.filter(good)
-        self.lines.add(f"{self.location}, from line {line}: {wrong[0]}", len(wrong))
-        return rows.cast(pa.schema([(name, types[name]) for name in rows.schema.names]))
+        self.lines.add(f"{self.location}, lines {line} to {line + block.count(NEWLINE)}: {wrong[0]}", len(wrong))
+        trimmed = [
+            column if pa.types.is_string(types[name]) else pa.compute.utf8_trim_whitespace(column)
+            for name, column in zip(rows.schema.names, rows.columns)
+        ]
+        wanted = pa.schema([(name, types[name]) for name in rows.schema.names])
+        return pa.table(trimmed, names=rows.schema.names).cast(wanted)
+
+    def _whole_lines(self, block: bytes, line: int) -> tuple[bytes, list[str]]:
+        """The block without lines in which a quote is not closed, and what is wrong with each of these.
+
+        Such a quote would swallow the lines behind it.  A value must not have a line break, which looks the same.
+        """
+        if b'"' not in block:
+            return block, []
+        lines = block.split(NEWLINE)
+        odd = [number for number, text in enumerate(lines) if text.count(b'"') % 2]
+        if not odd:
+            return block, []
+        if not self.skip:
+            raise DataError(
+                f"{self.location} line {line + odd[0]}: a quote that is not closed in its line (values with line breaks "
+                "cannot be read); data.on_error = 'skip' leaves such lines out"
+            )
+        out = set(odd)
+        kept = [text for number, text in enumerate(lines) if number not in out]
+        return NEWLINE.join(kept), ["a quote that is not closed in its line"] * len(odd)
 
     def _parse(
         self,
@@ -230,17 +267,24 @@ def _reason(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException, block: bytes, line: int) -> str:
-    """pyarrow counts the rows of a block from 1."""
+    """pyarrow counts the rows of a block from 1, and empty lines not at all."""
     text = str(error)
     if "Row #" in text:
-        return str(line + int("".join(c for c in text.split("Row #", 1)[1].split(":")[0] if c.isdigit())) - 1)
-    return f"{line} to {line + block.count(chr(10).encode())}"
+        row = int("".join(c for c in text.split("Row #", 1)[1].split(":")[0] if c.isdigit()))
+        return str(line + _line_of_row(block, row - 1) - 1)
+    return f"{line} to {line + block.count(NEWLINE)}"
+
+
+def _line_of_row(block: bytes, row: int) -> int:
+    """The line, counted from 1, of a row of a block, counted from 0."""
+    full = [number for number, text in enumerate(block.split(NEWLINE), start=1) if text.strip(b"\r")]
+    return full[min(row, len(full) - 1)]
 
 
 def _converts(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     """Of each text, whether it converts."""
     if pa.types.is_integer(kind):
-        pattern = r"^[ \t]*-?[0-9]{1,18}[ \t]*$"
+        pattern = r"^[ \t]*-?[0-9]{1,19}[ \t]*$"
     elif pa.types.is_floating(kind):
         pattern = r"^[ \t]*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?[ \t]*$"
     elif pa.types.is_boolean(kind):
@@ -248,4 +292,8 @@ def _converts(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     else:
         pattern = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?)?Z?$"
     matches = pa.compute.match_substring_regex(column, pattern)
+    if pa.types.is_integer(kind):  # of 19 digits, not all numbers fit
+        digits = pa.compute.utf8_trim(column, " \t-")
+        fits = pa.compute.less_equal(digits, "9223372036854775807")
+        matches = pa.compute.and_(matches, pa.compute.or_(pa.compute.less(pa.compute.utf8_length(digits), 19), fits))
     return pa.compute.fill_null(matches, True).combine_chunks()

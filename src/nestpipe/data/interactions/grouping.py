@@ -93,10 +93,11 @@ def group_events(
     events = folder / "events"
     events.mkdir(parents=True, exist_ok=True)
     found = _read_all(files, columns, types, events, progress)
-    statistics.unit = _check_times(files, found, columns.time, unit)
+    statistics.unit = _check_times(files, found, columns.time, unit, statistics.notes)
     if left_out := sum(one["left_out"] for one in found):
         first = next(one["why"] for one in found if one["left_out"])
-        statistics.notes.append(f"{left_out:,} rows were left out; the first: {first}")
+        rows = "1 row was" if left_out == 1 else f"{left_out:,} rows were"
+        statistics.notes.append(f"{rows} left out; the first: {first}")
     _sort(found, columns, filters, folder, memory_bytes, progress, statistics)
     shutil.rmtree(events)
     return statistics
@@ -205,7 +206,9 @@ def _nothing(columns: EventColumns, types: dict[str, pa.DataType]) -> pa.Table:
     return pa.table({name: pa.array([], types[name]) for name in columns.names()})
 
 
-def _check_times(files: Sequence[EventFile], found: Sequence[dict[str, Any]], column: str, unit: str | None) -> str:
+def _check_times(
+    files: Sequence[EventFile], found: Sequence[dict[str, Any]], column: str, unit: str | None, notes: list[str]
+) -> str:
     """The unit of the times; DataError where it is not said and not seconds, or where files differ in theirs."""
     first: tuple[EventFile, int] | None = None
     for file, about in zip(files, found):
@@ -218,6 +221,8 @@ def _check_times(files: Sequence[EventFile], found: Sequence[dict[str, Any]], co
                 f"{file.location}: times such as {time} in column {column!r} look like {looks}, not seconds: "
                 f"set data.time_unit = {looks!r}, or 's' if they are seconds"
             )
+        if unit not in (None, looks) and first is None:
+            notes.append(f"times such as {time} look like {looks}, but data.time_unit is {unit!r}")
         first = first or (file, time)
         if not 1 / 100 < time / first[1] < 100:
             raise DataError(
@@ -275,7 +280,7 @@ def _sort(
 def _filter(connection: Any, columns: EventColumns, filters: Filters, progress: Progress, found: Statistics) -> str:
     """What to select events from.  Tells what each filter leaves; where there is none, nothing is counted."""
     counts = filters.min_user_events > 1 or filters.min_item_events > 1
-    if not (columns.filters or filters.drop_repeats or counts):
+    if not (columns.filters or filters.drop_repeats or counts or filters.last is not None):
         return "log"
     chosen = "log"
     found.add("read", _counts(connection, chosen))

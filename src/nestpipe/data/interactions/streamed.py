@@ -38,6 +38,7 @@ class StreamedSequences:
     ) -> None:
         self.catalogue = catalogue
         self.statistics: dict[str, Any] = {}
+        self.digest: str | None = None
         columns = list(pq.read_schema(files[0]).names)
         known = ["action"] if "action" in columns else []
         self.features = [*FEATURES, *known, *reading.features]
