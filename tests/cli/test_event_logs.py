@@ -49,7 +49,7 @@ def test_bad_data_is_exit_code_2_on_any_number_of_workers(tmp_path: Path) -> Non
     """The line is the same, and the refused run leaves its name free."""
     write_log(tmp_path / "log", "a.csv", 1)
     for workers in ("1", "2"):
-        refused(train(tmp_path, "--workers", workers, more='user = "acount"'), "no column 'acount'")
+        refused(train(tmp_path, "--workers", workers, "--quiet", more='user = "acount"'), "no column 'acount'")
         assert not (tmp_path / "run").exists()
 
 
@@ -61,7 +61,7 @@ def test_a_run_resumes_on_the_same_log_only(tmp_path: Path) -> None:
     write_log(tmp_path / "log", "b.csv", 2)
     (tmp_path / "run" / "summary.json").unlink()
     ended = nestpipe(tmp_path, "train", "run", "--resume", "--set", "train.steps=none", run="run")
-    assert ended.code == 1 and "the training data has changed since the checkpoint" in ended.err, ended.err
+    assert ended.code == 2 and "the training data has changed since the checkpoint" in ended.err, ended.err
     (tmp_path / "log" / "b.csv").unlink()
     shutil.rmtree(tmp_path / "cache")  # it is made again
     assert nestpipe(tmp_path, "train", "run", "--resume", "--set", "train.steps=none", run="run").code == 0
