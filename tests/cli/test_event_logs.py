@@ -75,3 +75,12 @@ def test_what_was_left_out_is_told(tmp_path: Path) -> None:
     assert ended.code == 0 and "data: 2 rows were left out; the first: " in ended.err, ended.err
     told = json.loads((tmp_path / "run" / "data.json").read_text())
     assert told["stages"][0]["events"] == 600 and "2 rows" in told["notes"][0]
+
+
+def test_histories_longer_than_the_model_are_refused_at_once(tmp_path: Path) -> None:
+    """Not when the first long one comes up, hours later."""
+    write_log(tmp_path / "log", "a.csv", 1)
+    refused(train(tmp_path, "--quiet", "--set", "data.max_length=15"), "raise model.max_length (10)")
+    refused(
+        train(tmp_path, "--quiet", "--set", "data.max_length=15", "--set", "data.shuffle=9"), "model.max_length (10)"
+    )

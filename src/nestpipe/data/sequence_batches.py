@@ -89,6 +89,11 @@ class SequenceSource:
         self._negatives = negatives if self._train else 0
         self._order: tuple[int, np.ndarray] = (-1, self._rows)
 
+    @property
+    def longest(self) -> int:
+        """Of the histories in batches, of either split."""
+        return min(self._max_length, int(self.histories.cut.max(initial=0)))
+
     def popularity(self) -> np.ndarray:
         """How often each item of the catalogue occurs in training."""
         h = self.histories

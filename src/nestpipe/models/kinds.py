@@ -29,11 +29,18 @@ def make_model(kind: str, config: object, source: Source, tables: TableDefaults)
     sequences = hasattr(source, "catalogue")
     if kind == "hstu" and not sequences:
         raise ValueError(
-            "model.kind 'hstu' needs sequences: data.kind 'sequences', or 'movielens' with data.task 'sequences'"
+            "model.kind 'hstu' needs sequences: data.kind 'interactions' or 'sequences', or 'movielens' with data.task "
+            "'sequences'"
         )
     if kind != "hstu" and sequences:
         raise ValueError(
             "sequences need model.kind 'hstu' or a class of your own; for other models choose a data.kind (or data.task) "
             "of clicks"
+        )
+    longest = getattr(source, "longest", 0)
+    if kind == "hstu" and longest > config.max_length:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"batches have histories of {longest} items: raise model.max_length ({config.max_length}), "  # type: ignore[attr-defined]
+            "or lower data.max_length"
         )
     return construct(MODELS[kind], where, config, source, tables)

@@ -91,18 +91,18 @@ class Trainer:
             with Display(f"{recipe.name}: preparing data", on=self.shows) as display:
                 prepare_data(recipe, world, display.show)
             source, self.held_out = open_source(recipe, "train", world), open_source(recipe, "eval", world)
-        except NestPipeError:
+            check_consistent(
+                world,
+                checkpoints=resumed.digest if resumed else None,
+                training_data=source.extent,
+                held_out_data=self.held_out.extent,
+            )
+            self.pipeline = make_pipeline(
+                recipe, source, world, check_staleness=check_staleness, trace=trace, empty=resumed is not None
+            )
+        except (NestPipeError, ValueError):
             self.directory.withdraw()
             raise
-        check_consistent(
-            world,
-            checkpoints=resumed.digest if resumed else None,
-            training_data=source.extent,
-            held_out_data=self.held_out.extent,
-        )
-        self.pipeline = make_pipeline(
-            recipe, source, world, check_staleness=check_staleness, trace=trace, empty=resumed is not None
-        )
         if is_own(recipe.model_kind) or is_own(recipe.data_kind):
             rehearse(self.pipeline, self.held_out, recipe.eval)
         self.stream = resumed.stream(recipe, source, world) if resumed else train_stream(recipe, source, world)

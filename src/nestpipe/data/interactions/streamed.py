@@ -54,6 +54,11 @@ class StreamedSequences:
         self._reading, self._split, self._seed = reading, split, seed
         self._max_length, self._negatives = max_length, negatives if self._train else 0
 
+    @property
+    def longest(self) -> int:
+        """Of the histories in batches, of either split."""
+        return min(self._max_length, self.statistics["lengths"]["most"] - 1)
+
     def read(self, start: int, stop: int, epoch: int) -> Iterator[tuple[Batch, np.ndarray]]:
         key = derive(self._seed, "negatives", epoch)
         for rows in self._rows.read(start, stop, epoch):
