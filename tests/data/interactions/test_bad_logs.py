@@ -132,6 +132,14 @@ def test_a_quote_that_is_not_closed_swallows_nothing(tmp_path: Path, column: int
     assert source.statistics["notes"][0].startswith("1 row was left out")
 
 
+def test_a_quote_inside_a_value_is_no_quote(tmp_path: Path) -> None:
+    """5" is a screen's size, not a broken line; quoted values and empty lines are read as they should be."""
+    text = 'user_id,item_id,timestamp,what\n1,4,10,5" screen\n\n1,5,20,"a, b"\n1,6,30,"say ""hi"""\r\n\n'
+    source = csv(tmp_path, text, context=["what"]).open("train", 0)
+    assert source.histories.items.tolist() == [4, 5, 6]
+    assert source.histories.features["what"].tolist() == hash_text(['5" screen', "a, b", 'say "hi"']).tolist()
+
+
 def test_numbers_of_19_digits(tmp_path: Path) -> None:
     """Times in ns and snowflake ids stay whole beside a broken line; what does not fit int64 is one bad line."""
     moment = 1_700_000_000_000_000_000

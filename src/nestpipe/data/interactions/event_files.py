@@ -71,8 +71,11 @@ class EventFile:
             with self._stream() as stream:
                 block = stream.read(BLOCK_BYTES)
             block = block if len(block) < BLOCK_BYTES else block[: block.rfind(b"\n") + 1]
-            block, _ = self._whole_lines(block, 1)
-            schema = self._parse(block, None, {}, invalid=lambda row: "skip").schema
+            rows, broken = self._parse_most(block)
+            if len(rows) + 1 + broken < _lines_in(block):  # the header is one
+                block, _ = self._whole_lines(block, 1)
+                rows, _ = self._parse_most(block)
+            schema = rows.schema
         for name in (*self.ids, self.time, *self.numbers):
             if name in schema.names:
                 schema = schema.set(schema.get_field_index(name), pa.field(name, self._type_of(name, schema, block)))
@@ -168,13 +171,16 @@ class EventFile:
     def _block(
         self, block: bytes, header: list[str] | None, names: list[str], types: dict[str, pa.DataType], line: int
     ) -> pa.Table:
-        block, wrong = self._whole_lines(block, line)
+        error: pa.ArrowInvalid | None = None
         try:
-            if not wrong:
-                return self._parse(block, header, types, names)
-        except pa.ArrowInvalid as error:
-            if not self.skip:
-                raise DataError(f"{self.location} line {_line_of(error, block, line)}: {_reason(error)}") from None
+            rows = self._parse(block, header, types, names)
+            if len(rows) >= _lines_in(block):
+                return rows
+        except pa.ArrowInvalid as found:
+            error = found
+        block, wrong = self._whole_lines(block, line)
+        if error is not None and not self.skip:
+            raise DataError(f"{self.location} line {_line_of(error, block, line)}: {_reason(error)}") from None
         # Some line is broken: read all of it as text, and leave out what does not convert.
 
         def leave_out(row: Any) -> str:
@@ -198,13 +204,23 @@ class EventFile:
         wanted = pa.schema([(name, types[name]) for name in rows.schema.names])
         return pa.table(trimmed, names=rows.schema.names).cast(wanted)
 
+    def _parse_most(self, block: bytes) -> tuple[pa.Table, int]:
+        """The rows of a block with its header, types as they look, and how many lines have too many or too few values."""
+        broken = 0
+
+        def leave_out(row: Any) -> str:
+            nonlocal broken
+            broken += 1
+            return "skip"
+
+        return self._parse(block, None, {}, invalid=leave_out), broken
+
     def _whole_lines(self, block: bytes, line: int) -> tuple[bytes, list[str]]:
         """The block without lines in which a quote is not closed, and what is wrong with each of these.
 
-        Such a quote would swallow the lines behind it.  A value must not have a line break, which looks the same.
+        For a block that has fewer rows than lines, or none: such a quote swallows the lines behind it.  A value must not
+        have a line break, which looks the same.
         """
-        if b'"' not in block:
-            return block, []
         lines = block.split(NEWLINE)
         odd = [number for number, text in enumerate(lines) if text.count(b'"') % 2]
         if not odd:
@@ -273,6 +289,14 @@ def _line_of(error: BaseException, block: bytes, line: int) -> str:
         row = int("".join(c for c in text.split("Row #", 1)[1].split(":")[0] if c.isdigit()))
         return str(line + _line_of_row(block, row - 1) - 1)
     return f"{line} to {line + block.count(NEWLINE)}"
+
+
+def _lines_in(block: bytes) -> int:
+    """Lines that are not empty."""
+    lines = block.count(NEWLINE) + (not block.endswith(NEWLINE))
+    if b"\n\n" in block or b"\n\r\n" in block or block.startswith((b"\n", b"\r\n")):
+        lines = sum(1 for text in block.split(NEWLINE) if text.strip(b"\r"))
+    return lines
 
 
 def _line_of_row(block: bytes, row: int) -> int:
