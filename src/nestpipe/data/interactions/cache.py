@@ -23,7 +23,8 @@ import pyarrow as pa
 
 from nestpipe.data.interactions.columns import EventColumns
 from nestpipe.data.interactions.event_files import EventFile
-from nestpipe.data.interactions.grouping import Filters, Progress, group_events, no_room
+from nestpipe.data.interactions.events import Progress
+from nestpipe.data.interactions.grouping import Filters, group_events, no_room
 from nestpipe.data.source import DataError
 
 VERSION = 1

@@ -16,7 +16,8 @@ from nestpipe.data.checks import check_number, check_split, check_text, check_te
 from nestpipe.data.interactions.cache import Preparation, Prepared
 from nestpipe.data.interactions.columns import MOST_ACTIONS, UNITS, EventColumns
 from nestpipe.data.interactions.event_files import EventFile
-from nestpipe.data.interactions.grouping import Filters, Progress
+from nestpipe.data.interactions.events import Progress
+from nestpipe.data.interactions.grouping import Filters
 from nestpipe.data.interactions.histories import Block, Reading, cached_blocks, grouped_blocks, is_grouped
 from nestpipe.data.interactions.streamed import StreamedSequences
 from nestpipe.data.paths import NoSuchFiles, find_files
