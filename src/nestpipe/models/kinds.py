@@ -9,6 +9,7 @@ from nestpipe.data.source import Source
 from nestpipe.models.contract import config_of, construct, own_model
 from nestpipe.models.dlrm import DLRM
 from nestpipe.models.hstu import HSTU
+from nestpipe.models.next_item import NextItemModel
 from nestpipe.models.timed import Timed
 from nestpipe.tables.config import TableDefaults
 
@@ -27,18 +28,20 @@ def make_model(kind: str, config: object, source: Source, tables: TableDefaults)
     if is_own(kind):
         return construct(own_model(kind), where, config, source, tables)
     sequences = hasattr(source, "catalogue")
-    if kind == "hstu" and not sequences:
+    next_item = issubclass(MODELS[kind], NextItemModel)
+    if next_item and not sequences:
         raise ValueError(
-            "model.kind 'hstu' needs sequences: data.kind 'interactions' or 'sequences', or 'movielens' with data.task "
+            f"{where} needs sequences: data.kind 'interactions' or 'sequences', or 'movielens' with data.task "
             "'sequences'"
         )
-    if kind != "hstu" and sequences:
+    if not next_item and sequences:
+        names = ", ".join(repr(name) for name, model in MODELS.items() if issubclass(model, NextItemModel))
         raise ValueError(
-            "sequences need model.kind 'hstu' or a class of your own; for other models choose a data.kind (or data.task) "
+            f"sequences need model.kind {names} or a class of your own; for other models choose a data.kind (or data.task) "
             "of clicks"
         )
     longest = getattr(source, "longest", 0)
-    if kind == "hstu" and longest > config.max_length:  # type: ignore[attr-defined]
+    if next_item and longest > config.max_length:  # type: ignore[attr-defined]
         raise ValueError(
             f"batches have histories of {longest} items: raise model.max_length ({config.max_length}), "  # type: ignore[attr-defined]
             "or lower data.max_length"

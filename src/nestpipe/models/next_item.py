@@ -1,0 +1,124 @@
+"""What next-item models share: tables, checks of a batch, and the sampled-softmax loss.  HSTU, FuXi and SASRec differ in
+`encode`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nestpipe.data.batch import Batch
+from nestpipe.data.jagged import JaggedTensor
+from nestpipe.nn.collections import EmbeddingCollection
+from nestpipe.ops.lookup import lookup
+from nestpipe.ops.sampled_softmax import SHORTEST, sampled_softmax_loss
+from nestpipe.tables.config import TableDefaults
+
+
+@dataclass(frozen=True)
+class NextItemConfig:
+    """Keys of [model] that every next-item model has."""
+
+    dim: int = 50
+    """Embedding dimension."""
+    blocks: int = 2
+    """Attention blocks."""
+    heads: int = 1
+    """Attention heads of a block."""
+    max_length: int = 200
+    """Longest history.  data.max_length must not be larger."""
+    dropout: float = 0.2
+    """Share of the values that dropout zeroes while training."""
+    temperature: float = 0.05
+    """Divides the similarities before the softmax."""
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "blocks", "heads", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} must be at least 1, not {getattr(self, name)}")
+        if getattr(self, "head_dim", None) is None and self.dim % self.heads:
+            raise ValueError(f"model.dim ({self.dim}) must be a multiple of model.heads ({self.heads})")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout must be in [0, 1), not {self.dropout}")
+        if not self.temperature > 0:
+            raise ValueError(f"model.temperature must be above 0, not {self.temperature}")
+
+
+class NextItemModel(nn.Module):
+    """Next-item prediction: in training, the mean sampled-softmax loss over all positions; else a query per user.
+
+    Features: `history` [n ids], `target` (the next item of every position; one in evaluation), `negatives` (the same
+    number for every position), `time` [n + 1 times].  Outputs: a unit vector [B, dim] for each user's last position, to
+    be scored against unit item vectors.
+    """
+
+    table = "item"
+    """Whose rows are the items that an evaluation ranks."""
+
+    def __init__(self, config: NextItemConfig, tables: TableDefaults | None = None) -> None:
+        super().__init__()
+        tables = tables or TableDefaults(init="normal", init_scale=0.02)
+        self.config = config
+        self.sparse = EmbeddingCollection([tables.sequence(self.table, config.dim, ["history", "target", "negatives"])])
+        self.places = nn.Parameter(torch.empty(config.max_length, config.dim).normal_(0, 0.02))
+
+    def encode(self, x: Tensor, history: JaggedTensor, time: JaggedTensor) -> Tensor:
+        """[T, dim] for the tokens x [T, dim] of a batch's histories, one after the other."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        features = batch.sparse_features
+        found = self.sparse.unique_rows(features)
+        history, rows = found["history"], found["history"].rows
+        known = history.feature.lengths_on_host()
+        jagged = JaggedTensor(lookup(rows, history.index), lengths=history.lengths, host_lengths=known)
+        self._check(jagged, features["time"])
+        queries = self.encode(self._tokens(jagged), jagged, features["time"])
+        last = functional.normalize(queries.detach()[jagged.offsets()[1:] - 1], dim=1, eps=SHORTEST)
+        if not self.training:
+            return queries.new_zeros(()), last
+        target, negatives = found["target"], found["negatives"]
+        if not torch.equal(target.feature.lengths_on_host(), known):
+            raise ValueError(
+                f"{self._name} trains on one target per history position, but 'target' and 'history' differ in length"
+            )
+        each = negatives.index.numel() // max(1, target.index.numel())
+        if each < 1 or not torch.equal(negatives.feature.lengths_on_host(), each * known):
+            raise ValueError(
+                f"{self._name} needs the same number of negatives, at least one, for every history position"
+            )
+        chosen = negatives.index.view(-1, each)
+        loss = sampled_softmax_loss(queries, rows, target.index, chosen, self.config.temperature)
+        return loss, last
+
+    def item_vectors(self, rows: Tensor) -> Tensor:
+        """What a query is multiplied with to score an item, from the items' rows."""
+        return functional.normalize(rows, dim=1, eps=SHORTEST)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _tokens(self, history: JaggedTensor) -> Tensor:
+        """Item rows with their places added."""
+        _, place = history.places()
+        x = history.values() * self.config.dim**0.5 + lookup(self.places, place)
+        return functional.dropout(x, self.config.dropout, self.training)
+
+    def _check(self, history: JaggedTensor, time: JaggedTensor) -> None:
+        """Raises ValueError for a batch that is not what `sequence_batches` makes."""
+        known = history.lengths_on_host()
+        longest = int(known.max())
+        if int(known.min()) == 0:
+            raise ValueError(
+                f"{self._name} needs at least one item in every history: remove users without one from the data"
+            )
+        if longest > self.config.max_length:
+            raise ValueError(f"a history has {longest} items; raise model.max_length ({self.config.max_length})")
+        if not torch.equal(time.lengths_on_host(), known + 1):
+            raise ValueError(
+                f"{self._name} needs the times of a history and of the item after it: 'time' must have one entry more "
+                "than 'history'"
+            )
