@@ -18,7 +18,8 @@ from nestpipe.data.jagged import JaggedTensor
 from nestpipe.models.next_item import NextItemConfig, NextItemModel
 from nestpipe.nn.deferred import DeferredLinear
 from nestpipe.ops.attention import gated_attention
-from nestpipe.ops.relative_bias import TIME_BUCKETS, time_buckets
+from nestpipe.ops.event_times import TIME_BUCKETS, EventTimes
+from nestpipe.ops.gating import gated_norm
 from nestpipe.tables.config import TableDefaults
 
 
@@ -47,11 +48,9 @@ class Block(nn.Module):
         self.place_bias = nn.Parameter(torch.empty(2 * config.max_length - 1).normal_(0, 0.02))
         self.time_bias = nn.Parameter(torch.empty(TIME_BUCKETS + 1).normal_(0, 0.02))
 
-    def forward(self, x: Tensor, bucket: Tensor, lengths: Tensor) -> Tensor:
-        mixed = self.uvqk(functional.layer_norm(x, x.shape[1:], eps=1e-6))
-        gated = gated_attention(
-            mixed, self.place_bias, self.time_bias, bucket, lengths, self.heads, 1 / self.max_length
-        )
+    def forward(self, x: Tensor, events: EventTimes) -> Tensor:
+        mixed = self.uvqk(gated_norm(x, None, "layer"))
+        gated = gated_attention(mixed, self.place_bias, self.time_bias, events, self.heads, 1 / self.max_length)
         return x + self.out(functional.dropout(gated, self.dropout, self.training))
 
 
@@ -61,7 +60,7 @@ class HSTU(NextItemModel):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
 
     def encode(self, x: Tensor, history: JaggedTensor, time: JaggedTensor) -> Tensor:
-        bucket = time_buckets(time, int(history.lengths_on_host().max()))
+        events = EventTimes(time)
         for block in self.blocks:
-            x = block(x, bucket, history.lengths())
+            x = block(x, events)
         return x

@@ -1,14 +1,20 @@
-"""HSTU's attention: the part of a block between its two linear layers, on tokens without padding.
+"""Attention over histories without padding, and with memory that is linear in their length.
 
-With u, v, q, k = silu(mixed) and a = (scale * silu(q k' + bias), causal) v, the result is u * norm(a).  Plain torch
-makes a dozen passes over all pairs of places, half of which the causal mask drops.  Here products go by blocks of
-places, and a block ends at its last place, so most of that half is never computed.  Everything between two products is
-one kernel.
+One family.  Every pair of places of a history has a score q k', and biases by place and by time:
+
+  SCORE_BIAS      HSTU:               scale * silu(q k' + bias) v
+  THREE_CHANNELS  FuXi-alpha:         scale * silu(q k') v, bias by time * v and bias by place * v, side by side
+  TWO_CHANNELS    FuXi-beta, -gamma:  bias by time * v and bias by place * v
+
+A place looks at itself and at those before it.  On the host, tiles of pairs are made, weighed and multiplied in cache, and
+made again in the backward pass (`attention_kernels`).  Plain torch on padded samples makes a dozen passes over all pairs,
+half of which are masked.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,149 +24,198 @@ from torch.nn import functional
 
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.ops import attention_kernels as kernels
+from nestpipe.ops.attention_blocks import attend_by_blocks, attend_by_blocks_backward
+from nestpipe.ops.attention_kernels import SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS
+from nestpipe.ops.event_times import BUCKETS, PARAMETERS, THRESHOLDS, EventTimes
+from nestpipe.ops.gating import gated_norm, split_silu
+from nestpipe.ops.gemm import gemm_address
 from nestpipe.ops.host import has_kernels
-from nestpipe.ops.relative_bias import relative_bias
 from nestpipe.ops.triton_support import kernels_for
 
-_BLOCK = 80
-"""The most places of a block.  Small blocks skip more masked pairs, large ones multiply faster."""
+CHANNELS = {SCORE_BIAS: 1, THREE_CHANNELS: 3, TWO_CHANNELS: 2}
+ROWS, COLUMNS = 64, 256
+"""Pairs of a tile: places that look back, and those that they look at.  Results depend on it in their last bits."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What an attention does with its pairs."""
+
+    heads: int
+    scale: float
+    mode: int = SCORE_BIAS
+    kind: int = BUCKETS
+    """How `by_time` gives a pair's bias by time: `event_times`."""
+
+    @property
+    def channels(self) -> int:
+        return CHANNELS[self.mode]
 
 
 def gated_attention(
-    mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
+    mixed: Tensor, by_place: Tensor, by_time: Tensor, events: EventTimes, heads: int, scale: float
 ) -> Tensor:
-    """[T, H * w] for T tokens, from `mixed` [T, 4 * H * w]: u, v, q and k before silu, heads side by side.
+    """[T, D] for T tokens, from `mixed` [T, 4 D]: with u, v, q, k = silu(mixed), u * norm(attention of q, k and v).
 
-    The bias of a pair of places is `by_place` at its distance (the first entry is looking back the farthest, the middle
-    one is distance 0) plus `by_time` at its bucket in `bucket` [B, n, n].  `lengths` [B] are the samples' numbers of
-    tokens, at most n.
+    This is HSTU's block between its two linear layers.
     """
-    dtype = functools.reduce(torch.promote_types, (by_place.dtype, by_time.dtype), mixed.dtype)
-    mixed, by_place, by_time = mixed.to(dtype), by_place.to(dtype), by_time.to(dtype)
+    mixed, by_place, by_time = _promoted(mixed, by_place, by_time)
     if triton := kernels_for(mixed, "attention_triton"):
-        by_triton: Tensor = triton.gated_attention(mixed, by_place, by_time, bucket, lengths, heads, scale)
+        by_triton: Tensor = triton.gated_attention(
+            mixed, by_place, by_time, events.buckets, events.lengths, heads, scale
+        )
         return by_triton
-    if not has_kernels(mixed):
-        return gated_attention_reference(mixed, by_place, by_time, bucket, lengths, heads, scale)
-    _check(mixed, by_place, bucket, lengths)
-    trains = torch.is_grad_enabled()  # always False inside an autograd function
-    found: Tensor = GatedAttention.apply(mixed, by_place, by_time, bucket, lengths, heads, scale, trains)
+    u, v, q, k = split_silu(mixed, [mixed.shape[1] // 4] * 4)
+    return gated_norm(jagged_attention(q, k, v, by_place, by_time, events, Attention(heads, scale)), u, "layer")
+
+
+def jagged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    by_place: Tensor,
+    by_time: Tensor,
+    events: EventTimes,
+    attention: Attention,
+    queries: Tensor | None = None,
+) -> Tensor:
+    """[Q, channels * D] for the Q tokens of `q` [Q, D], which look at those of `k` and `v` [T, D].  Heads are side by side.
+
+    `events` has the times of all T tokens.  `queries` [B] says for how many of its last places each history has queries:
+    keys and values of those before come from a cache.  None: all of them.  Where a cache ends at a multiple of ROWS, a
+    place's result has the same bits with and without one.  The middle of `by_place` is distance 0, its first entry looks
+    back the farthest.  With TWO_CHANNELS, q and k are not looked at.
+    """
+    q, k, v, by_place, by_time = _promoted(q, k, v, by_place, by_time)
+    _check(q, k, v, by_place, by_time, events, attention, queries)
+    if not has_kernels(v):
+        return jagged_attention_reference(q, k, v, by_place, by_time, events, attention, queries)
+    starts = events.starts if queries is None else functional.pad(torch.cumsum(queries, 0), (1, 0))
+    found: Tensor = JaggedAttention.apply(q, k, v, by_place, by_time, starts, events, attention)
     return found
 
 
-def gated_attention_reference(
-    mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
+def jagged_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    by_place: Tensor,
+    by_time: Tensor,
+    events: EventTimes,
+    attention: Attention,
+    queries: Tensor | None = None,
 ) -> Tensor:
-    """`gated_attention` in torch operations, on padded samples."""
-    samples, n = bucket.shape[:2]
-    width = mixed.shape[1] // (4 * heads)
-    u, *parts = functional.silu(mixed).view(-1, 4, heads * width).unbind(1)
-    sample, place = JaggedTensor(mixed, lengths=lengths).places()
-    padded = mixed.new_zeros(3, samples, n, heads * width)
-    padded = padded.index_put((torch.arange(3, device=mixed.device)[:, None], sample, place), torch.stack(parts))
-    v, q, k = padded.view(3, samples, n, heads, width).transpose(2, 3)
-    scores = q @ k.mT + relative_bias(by_place, by_time, bucket, lengths)[:, None]
-    weights = functional.silu(scores) * torch.tril(scores.new_full((n, n), scale))
-    a = (weights @ v).transpose(1, 2).reshape(samples, n, heads * width)[sample, place]
-    return u * functional.layer_norm(a, (heads * width,), eps=1e-6)
+    """`jagged_attention` in torch operations, on padded samples."""
+    heads, n, lengths = attention.heads, events.longest, events.lengths
+    sample, place = JaggedTensor(v, lengths=lengths).places()
+    of_query, at_query = sample, place
+    if queries is not None:
+        of_query, at_query = JaggedTensor(v.new_empty(int(queries.sum())), lengths=queries).places()
+        at_query = at_query + (lengths - queries)[of_query]
+
+    def padded(tokens: Tensor, sample: Tensor, place: Tensor) -> Tensor:
+        room = tokens.new_zeros(events.samples, n, tokens.shape[1]).index_put((sample, place), tokens)
+        return room.view(events.samples, n, heads, -1).transpose(1, 2)
+
+    values = padded(v, sample, place)
+    of_time, of_place = events.weights(attention.kind, by_time), events.place_weights(by_place)
+    weights = [] if attention.mode == SCORE_BIAS else [of_time[:, None], of_place[:, None]]
+    if attention.mode != TWO_CHANNELS:
+        scores = padded(q, of_query, at_query) @ padded(k, sample, place).mT
+        if attention.mode == SCORE_BIAS:
+            scores = scores + (of_time + of_place)[:, None]
+        weights.insert(0, functional.silu(scores) * attention.scale * events.seen[:, None])
+    found = [(weight @ values).transpose(1, 2).flatten(2)[of_query, at_query] for weight in weights]
+    return torch.cat(found, dim=1)
 
 
-def _check(mixed: Tensor, by_place: Tensor, bucket: Tensor, lengths: Tensor) -> None:
+def _promoted(*tensors: Tensor) -> tuple[Tensor, ...]:
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    by_place: Tensor,
+    by_time: Tensor,
+    events: EventTimes,
+    attention: Attention,
+    queries: Tensor | None,
+) -> None:
     """Raises ValueError for shapes with which a kernel would read or write out of bounds."""
-    samples, n = bucket.shape[:2]
-    if lengths.numel() != samples or int(lengths.sum()) != mixed.shape[0] or 2 * n - 1 > by_place.numel():
+    tokens = events.time.values().shape[0] - events.samples
+    few = events.samples and int(events.time.lengths_on_host().min()) < 1
+    scored = attention.mode != TWO_CHANNELS
+    if few or v.dim() != 2 or v.shape[0] != tokens or (scored and k.shape != v.shape):
         raise ValueError(
-            f"attention over {mixed.shape[0]} tokens of {lengths.numel()} samples does not fit time buckets of "
-            f"{samples} samples with {n} places, or {by_place.numel()} biases by place"
+            f"attention over keys {tuple(k.shape)} and values {tuple(v.shape)} does not fit times of {events.samples} "
+            f"histories with {tokens} tokens: a history has one time more than tokens"
         )
-    if samples and (int(lengths.min()) < 0 or int(lengths.max()) > n):
-        raise ValueError(f"a sample has 0 to {n} tokens, not {int(lengths.min())} or {int(lengths.max())}")
+    if queries is not None and (
+        queries.shape != events.lengths.shape or bool(((queries < 0) | (queries > events.lengths)).any())
+    ):
+        raise ValueError("attention needs for each history between 0 queries and as many as it has tokens")
+    wanted = tokens if queries is None else int(queries.sum())
+    if scored and q.shape != (wanted, v.shape[1]):
+        raise ValueError(f"attention needs queries of shape {(wanted, v.shape[1])}, not {tuple(q.shape)}")
+    if 2 * events.longest - 1 > by_place.numel() or by_time.numel() != PARAMETERS[attention.kind]:
+        raise ValueError(
+            f"attention over histories of {events.longest} places does not fit {by_place.numel()} biases by place and "
+            f"{by_time.numel()} by time: it needs {2 * events.longest - 1} or more, and {PARAMETERS[attention.kind]}"
+        )
+    if v.shape[1] % attention.heads:
+        raise ValueError(f"{attention.heads} heads do not divide a width of {v.shape[1]}")
 
 
-class GatedAttention(torch.autograd.Function):
-    """`gated_attention` by the host's kernels."""
+class JaggedAttention(torch.autograd.Function):
+    """`jagged_attention` by the host's kernels."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        mixed: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         by_place: Tensor,
         by_time: Tensor,
-        bucket: Tensor,
-        lengths: Tensor,
-        heads: int,
-        scale: float,
-        trains: bool,
+        starts: Tensor,
+        events: EventTimes,
+        attention: Attention,
     ) -> Tensor:
-        mixed = mixed.contiguous()
-        offsets = functional.pad(torch.cumsum(lengths, 0), (1, 0))
-        samples, n = bucket.shape[:2]
-        rows, width = samples * heads, mixed.shape[1] // (4 * heads)
-        tokens, starts = mixed.numpy(), offsets.numpy()
-        qkv = mixed.new_empty(3, rows, n, width)
-        kernels.activate(tokens, starts, qkv.numpy())
-        v, q, k = qkv
-        weights, attended = mixed.new_empty(rows, n, n), mixed.new_empty(rows * n, width)
-        slopes = torch.empty_like(weights) if trains else mixed.new_empty(0, n, n)
-        size = _block_size(n)
-        room = mixed.new_empty(rows * size * n)
-        biases = by_place.detach().numpy(), by_time.detach().numpy(), bucket.numpy()
-        filled = tokens.dtype.type(scale), weights.numpy(), slopes.numpy()
-        for low, high in _blocks(n, size):
-            scores = _of_pairs(room, rows, low, high)
-            torch.bmm(q[:, low:high], k[:, :high].mT, out=scores)
-            kernels.weigh(scores.numpy(), low, *biases, starts, *filled)
-            torch.bmm(weights[:, low:high, :high], v[:, :high], out=_of_places(attended, rows, low, high))
-        out = mixed.new_empty(mixed.shape[0], heads * width)
-        kernels.gate(attended.numpy(), tokens, starts, n, size, out.numpy())
-        ctx.save_for_backward(mixed, qkv, weights, slopes, attended, bucket, offsets)
-        ctx.biases = by_place.shape[0], by_time.shape[0]
+        ctx.save_for_backward(*(t.contiguous() for t in (q, k, v, by_place, by_time)), starts)
+        ctx.events, ctx.attention = events, attention
+        out = v.new_empty(int(starts[-1]), attention.channels * v.shape[1])
+        given = _given(ctx)
+        if gemm := gemm_address(v.dtype):
+            room = v.new_empty(3, ROWS * COLUMNS)
+            kernels.attend(gemm, *given, ROWS, COLUMNS, room.numpy(), out.numpy())
+        else:
+            attend_by_blocks(*given, ROWS, out.numpy())
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        mixed, qkv, weights, slopes, attended, bucket, offsets = ctx.saved_tensors
-        v, q, k = qkv
-        rows, n, width = v.shape
-        size, heads = _block_size(n), mixed.shape[1] // (4 * width)
-        tokens, starts = mixed.numpy(), offsets.numpy()
-        passed, by_attended = torch.empty_like(mixed), torch.empty_like(v)
+        q, k, v, *biases, _ = ctx.saved_tensors
+        passed = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        of_biases = [torch.zeros(bias.shape, dtype=torch.float64) for bias in biases]
+        sums = tuple(t.numpy() for t in (*passed, *of_biases))
         grad = grads[0].contiguous().numpy()
-        kernels.gate_backward(grad, attended.numpy(), tokens, starts, size, passed.numpy(), by_attended.numpy())
-        by_place, by_time = (torch.zeros(count, dtype=torch.float64) for count in ctx.biases)
-        by_values, by_queries, by_keys = (mixed.new_empty(rows * n, width) for _ in range(3))
-        by_scores, room = torch.empty_like(weights), mixed.new_empty(rows * size * n)
-        known = slopes.numpy(), bucket.numpy(), starts
-        summed = by_scores.numpy(), by_place.numpy(), by_time.numpy()
-        for low, high in _blocks(n, size):
-            by_weights = _of_pairs(room, rows, low, high)
-            torch.bmm(by_attended[:, low:high], v[:, :high].mT, out=by_weights)
-            kernels.weigh_backward(by_weights.numpy(), low, *known, *summed)
-            torch.bmm(by_scores[:, low:high, :high], k[:, :high], out=_of_places(by_queries, rows, low, high))
-        for low, high in _blocks(n, size):  # blocks of keys and values, which the places from `low` on look at
-            torch.bmm(by_scores[:, low:, low:high].mT, q[:, low:], out=_of_places(by_keys, rows, low, high))
-            torch.bmm(weights[:, low:, low:high].mT, by_attended[:, low:], out=_of_places(by_values, rows, low, high))
-        blocked = by_values.numpy(), by_queries.numpy(), by_keys.numpy()
-        kernels.activate_backward(tokens, starts, heads, size, n, *blocked, passed.numpy())
-        return passed, by_place.to(mixed.dtype), by_time.to(mixed.dtype), None, None, None, None, None
+        if gemm := gemm_address(v.dtype):
+            room = v.new_empty(6, ROWS * COLUMNS)
+            kernels.attend_backward(gemm, *_given(ctx), ROWS, COLUMNS, room.numpy(), grad, sums)
+        else:
+            attend_by_blocks_backward(*_given(ctx), ROWS, grad, sums)
+        return *passed, *(total.to(v.dtype) for total in of_biases), None, None, None
 
 
-def _block_size(n: int) -> int:
-    """The size of a block: all blocks of a sample are of one size, as far as possible."""
-    count = max(1, -(-n // _BLOCK))
-    return max(1, -(-n // count))
-
-
-def _blocks(n: int, size: int) -> list[tuple[int, int]]:
-    return [(low, min(low + size, n)) for low in range(0, n, size)]
-
-
-def _of_pairs(room: Tensor, rows: int, low: int, high: int) -> Tensor:
-    """Memory for the scores of a block's places with all places up to its end."""
-    return room[: rows * (high - low) * high].view(rows, high - low, high)
-
-
-def _of_places(blocked: Tensor, rows: int, low: int, high: int) -> Tensor:
-    """The matrices of a block in a blocked tensor."""
-    return blocked[rows * low : rows * high].view(rows, high - low, blocked.shape[1])
+def _given(ctx: Any) -> tuple[Any, ...]:
+    """What both passes are given, as the kernels take it."""
+    q, k, v, by_place, by_time, starts = (t.detach().numpy() for t in ctx.saved_tensors)
+    events, attention = ctx.events, ctx.attention
+    times = events.time.values().contiguous().numpy()
+    pairs = times, THRESHOLDS, attention.kind, by_place, by_time
+    scale = v.dtype.type(attention.scale)
+    return (q, k, v), (starts, events.starts.numpy()), pairs, attention.mode, attention.heads, scale
