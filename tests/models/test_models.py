@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ import samples
 from nestpipe import Batch, KeyedJaggedTensor
 from nestpipe.models import timed
 from nestpipe.models.dlrm import DenseArch, DLRMConfig
+from nestpipe.models.fuxi import DecayTime, FuXi, FuXiConfig
 from oracle import distance
 
 CLOSE = 1e-12
@@ -61,3 +64,33 @@ def test_hstu_pairs_targets_and_negatives_with_places(targets: list[int], negati
     kjt = KeyedJaggedTensor(samples.FEATURES["hstu"], torch.arange(int(lengths.sum())) % 7, lengths=lengths)
     with pytest.raises(ValueError, match=said):
         samples.model("hstu", "float32")(Batch(kjt))
+
+
+def test_parameters_of_fuxi_alpha() -> None:
+    """Promise: the blocks have the published number of parameters: 12 d^2, the biases of time and place, and W_0's."""
+    blocks = FuXi(FuXiConfig(dim=256, blocks=4, heads=8, max_length=2049)).blocks
+    assert sum(p.numel() for p in blocks.parameters()) == 3_163_656
+
+
+@pytest.mark.parametrize(("variant", "multiple"), [("alpha", 9), ("beta", 5), ("gamma", 5)])
+def test_weights_of_fuxi(variant: str, multiple: int) -> None:
+    """Promise: matrices of a block have (9 + 3 m) d^2 or (5 + 3 m) d^2 numbers."""
+    config = FuXiConfig(dim=16, blocks=1, heads=2, variant=variant, feed_forward=2.0)  # type: ignore[arg-type]
+    matrices = [p for p in FuXi(config).blocks.parameters() if p.dim() == 2]
+    assert sum(p.numel() for p in matrices) == (multiple + 3 * 2) * 16**2
+
+
+@pytest.mark.parametrize(("keys", "told"), [({"feed_forward": 0.0}, "feed_forward"), ({"time_unit": 0.0}, "time_unit")])
+def test_fuxi_refuses(keys: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=f"model.{told}"):
+        FuXiConfig(**keys)  # type: ignore[arg-type]
+
+
+def test_gamma_in_seconds_or_days() -> None:
+    """Promise: gamma's weight is a g^(D^b) with D in units of time: a day's by default."""
+    torch.manual_seed(0)
+    time = DecayTime(FuXiConfig(variant="gamma"))
+    a, b, rate = (float(p) for p in time())
+    gap, g = 3 * 86_400.0, float(torch.sigmoid(time.logit_g))
+    assert math.isclose(a * math.exp(-rate * gap**b), a * g ** (3.0**b), rel_tol=1e-5)
+    assert 0.5 <= g <= 0.99 and 0.5 <= b <= 2.0

@@ -21,6 +21,8 @@ from torch.nn import functional
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from nestpipe.nn.collections import Collection, UniqueRows
+from nestpipe.ops.attention import SCORE_BIAS, TWO_CHANNELS, Attention
+from nestpipe.ops.event_times import BUCKETS, POWER, EventTimes
 from nestpipe.tables.config import EmbeddingBagConfig, TableConfig
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
 
@@ -127,48 +129,77 @@ class OracleSequences(OracleTables):
 # Kernels
 
 
-def plain_time_buckets(time: JaggedTensor, longest: int) -> Tensor:
-    """int(log(gap) / 0.301) of the time from event j to event i + 1."""
-    out = torch.zeros(time.lengths().numel(), longest, longest, dtype=torch.int16)
-    for b, times in enumerate(time.to_dense()):
-        for i in range(len(times) - 1):
-            for j in range(i + 1):
-                gap = abs(int(times[i + 1]) - int(times[j]))
-                out[b, i, j] = min(128, int(math.log(max(1, gap)) / 0.301))
-    return out
+def plain_pair_weights(times: Tensor, place: Tensor, time: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    """[n, n] by time and [n, n] by place, of one history: place i looks back at j, at the time of event i + 1."""
+    n = len(times) - 1
+    centre = (place.shape[0] - 1) // 2
+    zero = torch.zeros((), dtype=place.dtype)
+    by_time = [[zero] * n for _ in range(n)]
+    by_place = [[zero] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(i + 1):
+            gap = abs(int(times[i + 1]) - int(times[j]))
+            by_place[i][j] = place[centre + j - i]
+            if kind == BUCKETS:
+                by_time[i][j] = time[plain_bucket(gap)]
+            elif kind == POWER:
+                by_time[i][j] = time[0] * (1.0 + gap) ** -time[1]
+            else:
+                by_time[i][j] = time[0] * torch.exp(-time[2] * float(gap) ** time[1])
+    return tuple(
+        torch.stack([torch.stack(row) for row in rows]) if n else place.new_zeros(0, 0) for rows in (by_time, by_place)
+    )
 
 
-def plain_relative_bias(place: Tensor, time: Tensor, bucket: Tensor, lengths: Tensor) -> Tensor:
-    n = bucket.shape[1]
-    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
-    seen = (j <= i) & (i < lengths[:, None, None])
-    distance = (j - i).expand(n, n) + (place.shape[0] - 1) // 2
-    return torch.where(seen, place[distance] + time[bucket.long()], torch.zeros((), dtype=place.dtype))
+def plain_bucket(gap: int) -> int:
+    return min(128, int(math.log(max(1, gap)) / 0.301))
+
+
+def plain_jagged_attention(
+    q: Tensor, k: Tensor, v: Tensor, by_place: Tensor, by_time: Tensor, events: EventTimes, attention: Attention
+) -> Tensor:
+    """Sample by sample and head by head."""
+    found, lengths, heads = [], (events.time.lengths() - 1).tolist(), attention.heads
+    parts = zip(*(torch.split(x, lengths) for x in (q, k, v)), events.time.to_dense(), strict=True)
+    for queries, keys, values, times in parts:
+        t, p = plain_pair_weights(times, by_place, by_time, attention.kind)
+        channels = [] if attention.mode == SCORE_BIAS else [t @ values, p @ values]
+        if attention.mode != TWO_CHANNELS:
+            of_heads = []
+            for q_h, k_h, v_h in zip(*(x.chunk(heads, dim=1) for x in (queries, keys, values)), strict=True):
+                scores = q_h @ k_h.T + (t + p if attention.mode == SCORE_BIAS else 0)
+                of_heads.append(torch.tril(scores * torch.sigmoid(scores) * attention.scale) @ v_h)
+            channels.insert(0, torch.cat(of_heads, dim=1))
+        found.append(torch.cat(channels, dim=1))
+    return torch.cat(found)
+
+
+def plain_gated_attention(
+    mixed: Tensor, by_place: Tensor, by_time: Tensor, events: EventTimes, heads: int, scale: float
+) -> Tensor:
+    u, v, q, k = plain_split_silu(mixed, [mixed.shape[1] // 4] * 4)
+    a = plain_jagged_attention(q, k, v, by_place, by_time, events, Attention(heads, scale))
+    return plain_gated_norm(a, u, "layer")
+
+
+def plain_split_silu(mixed: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+    return torch.split(mixed * torch.sigmoid(mixed), list(widths), dim=1)
+
+
+def plain_gated_norm(x: Tensor, gate: Tensor | None, norm: str) -> Tensor:
+    centred = x - x.mean(1, keepdim=True) if norm == "layer" else x
+    normed = centred / (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
+    return normed if gate is None else normed * gate
+
+
+def plain_silu_product(mixed: Tensor) -> Tensor:
+    first, second = mixed.chunk(2, dim=1)
+    return first * torch.sigmoid(first) * second
 
 
 def plain_indexed_cosines(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     unit_queries, unit_rows = (x / x.norm(dim=1, keepdim=True).clamp_min(1e-6) for x in (queries, rows))
     return (unit_queries[:, None, :] * unit_rows[index.long()]).sum(-1)
-
-
-def plain_gated_attention(
-    mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
-) -> Tensor:
-    """Sample by sample and head by head."""
-    bias = plain_relative_bias(by_place, by_time, bucket, lengths)
-    found = []
-    for b, tokens in enumerate(torch.split(mixed, lengths.tolist())):
-        n, width = tokens.shape[0], tokens.shape[1] // (4 * heads)
-        u, v, q, k = (tokens * torch.sigmoid(tokens)).view(n, 4, heads, width).permute(1, 2, 0, 3)
-        parts = []
-        for h in range(heads):
-            scores = q[h] @ k[h].T + bias[b, :n, :n]
-            parts.append(torch.tril(scores * torch.sigmoid(scores) * scale) @ v[h])
-        a = torch.cat(parts, dim=1)
-        centred = a - a.mean(1, keepdim=True)
-        normed = centred / (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
-        found.append(torch.cat(list(u), dim=1) * normed)
-    return torch.cat(found)
 
 
 def plain_interact(first: Tensor | None, others: Tensor) -> Tensor:
@@ -181,8 +212,12 @@ def plain_interact(first: Tensor | None, others: Tensor) -> Tensor:
 def plain_kernels() -> Iterator[None]:
     """While entered, the models compute with plain torch in place of our kernels."""
     with (
-        mock.patch("nestpipe.models.hstu.time_buckets", plain_time_buckets),
         mock.patch("nestpipe.models.hstu.gated_attention", plain_gated_attention),
+        mock.patch("nestpipe.models.hstu.gated_norm", plain_gated_norm),
+        mock.patch("nestpipe.models.fuxi.jagged_attention", plain_jagged_attention),
+        mock.patch("nestpipe.models.fuxi.split_silu", plain_split_silu),
+        mock.patch("nestpipe.models.fuxi.gated_norm", plain_gated_norm),
+        mock.patch("nestpipe.models.fuxi.silu_product", plain_silu_product),
         mock.patch("nestpipe.ops.sampled_softmax.indexed_cosines", plain_indexed_cosines),
         mock.patch("nestpipe.models.dlrm.interact", plain_interact),
     ):

@@ -6,6 +6,7 @@ A global batch is the same whatever the number of workers; a shard is one worker
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +16,16 @@ from nestpipe.config.eviction import EvictionPolicy
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.models.dlrm import DLRM, DLRMConfig
+from nestpipe.models.fuxi import FuXi, FuXiConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.tables.config import TableDefaults
 
-MODELS = ("dlrm", "hstu")
-FEATURES = {"dlrm": ["user", "item", "tags", "rare"], "hstu": ["history", "target", "negatives", "time"]}
+SEQUENCES = ("hstu", "fuxi-alpha", "fuxi-beta", "fuxi-gamma")
+MODELS = ("dlrm", *SEQUENCES)
+FEATURES = {
+    "dlrm": ["user", "item", "tags", "rare"],
+    **{name: ["history", "target", "negatives", "time"] for name in SEQUENCES},
+}
 DENSE = 3
 MAX_LENGTH = 7
 NEGATIVES = 3
@@ -89,7 +95,7 @@ def batch(name: str, samples: list[Sample], dtype: str = "float32") -> Batch:
         lengths=torch.tensor(lengths, dtype=torch.int64),
         stride=len(samples),
     )
-    if name == "hstu":
+    if name != "dlrm":
         return Batch(jagged, loss_terms=torch.tensor([s.terms for s in samples], dtype=torch.int64))
     dense = torch.tensor([s.dense for s in samples], dtype=getattr(torch, dtype)).view(len(samples), DENSE)
     return Batch(jagged, dense, torch.tensor([s.label for s in samples], dtype=getattr(torch, dtype)))
@@ -116,7 +122,7 @@ def shard(steps: list[list[Sample]], rank: int, workers: int) -> list[list[Sampl
 
 
 def model(name: str, dtype: str, seed: int = 0, life: EvictionPolicy | None = None) -> nn.Module:
-    """A small DLRM or HSTU without dropout; tables and dense part have the same dtype."""
+    """A small model without dropout; tables and dense part have the same dtype."""
     torch.manual_seed(seed)
     made: nn.Module
     if name == "dlrm":
@@ -124,7 +130,11 @@ def model(name: str, dtype: str, seed: int = 0, life: EvictionPolicy | None = No
         made = DLRM(DLRMConfig(dim=4, bottom=[5], top=[6], pooling="mean"), FEATURES["dlrm"], DENSE, tables)
     else:
         tables = TableDefaults(dtype, "normal", 0.5, life)
-        made = HSTU(HSTUConfig(dim=6, blocks=2, heads=2, max_length=MAX_LENGTH, dropout=0.0, temperature=0.2), tables)
+        common: dict[str, Any] = dict(dim=6, blocks=2, heads=2, max_length=MAX_LENGTH, dropout=0.0, temperature=0.2)
+        if name == "hstu":
+            made = HSTU(HSTUConfig(**common), tables)
+        else:
+            made = FuXi(FuXiConfig(**common, variant=name.split("-")[1], time_unit=50.0), tables)
     return made.to(getattr(torch, dtype))
 
 
@@ -134,7 +144,7 @@ def tables(name: str) -> list[str]:
 
 def keys_of(name: str, steps: list[list[Sample]]) -> dict[str, np.ndarray]:
     """Every key of every table that these global batches touch, ascending."""
-    looked_up = {t: [t] for t in tables(name)} if name == "dlrm" else {"item": FEATURES["hstu"][:3]}
+    looked_up = {t: [t] for t in tables(name)} if name == "dlrm" else {"item": FEATURES[name][:3]}
     return {
         table: np.array(sorted({i for step in steps for s in step for f in features for i in s.ids[f]}), np.int64)
         for table, features in looked_up.items()

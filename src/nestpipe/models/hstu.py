@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.models.next_item import NextItemConfig, NextItemModel
 from nestpipe.nn.deferred import DeferredLinear
 from nestpipe.ops.attention import gated_attention
+from nestpipe.ops.dropout import dropout
 from nestpipe.ops.event_times import TIME_BUCKETS, EventTimes
 from nestpipe.ops.gating import gated_norm
 from nestpipe.tables.config import TableDefaults
@@ -51,10 +51,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor, events: EventTimes) -> Tensor:
         mixed = self.uvqk(gated_norm(x, None, "layer"))
         gated = gated_attention(mixed, self.place_bias, self.time_bias, events, self.heads, 1 / self.max_length)
-        return x + self.out(functional.dropout(gated, self.dropout, self.training))
+        return x + self.out(dropout(gated, self.dropout, self.training))
 
 
 class HSTU(NextItemModel):
+    """Tokens through HSTU blocks, one after another."""
+
     def __init__(self, config: HSTUConfig, tables: TableDefaults | None = None) -> None:
         super().__init__(config, tables)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))

@@ -8,12 +8,13 @@ from nestpipe.config.own_class import Kinds, is_own
 from nestpipe.data.source import Source
 from nestpipe.models.contract import config_of, construct, own_model
 from nestpipe.models.dlrm import DLRM
+from nestpipe.models.fuxi import FuXi
 from nestpipe.models.hstu import HSTU
 from nestpipe.models.next_item import NextItemModel
 from nestpipe.models.timed import Timed
 from nestpipe.tables.config import TableDefaults
 
-MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "timed": Timed}
+MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "fuxi": FuXi, "timed": Timed}
 
 KINDS = Kinds(
     {kind: config_of(model, kind) for kind, model in MODELS.items()},

@@ -12,6 +12,7 @@ from torch.nn import functional
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.nn.collections import EmbeddingCollection
+from nestpipe.ops.dropout import dropout
 from nestpipe.ops.lookup import lookup
 from nestpipe.ops.sampled_softmax import SHORTEST, sampled_softmax_loss
 from nestpipe.tables.config import TableDefaults
@@ -105,7 +106,7 @@ class NextItemModel(nn.Module):
         """Item rows with their places added."""
         _, place = history.places()
         x = history.values() * self.config.dim**0.5 + lookup(self.places, place)
-        return functional.dropout(x, self.config.dropout, self.training)
+        return dropout(x, self.config.dropout, self.training)
 
     def _check(self, history: JaggedTensor, time: JaggedTensor) -> None:
         """Raises ValueError for a batch that is not what `sequence_batches` makes."""

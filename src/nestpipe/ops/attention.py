@@ -115,7 +115,7 @@ def jagged_attention_reference(
 
     def padded(tokens: Tensor, sample: Tensor, place: Tensor) -> Tensor:
         room = tokens.new_zeros(events.samples, n, tokens.shape[1]).index_put((sample, place), tokens)
-        return room.view(events.samples, n, heads, -1).transpose(1, 2)
+        return room.view(events.samples, n, heads, tokens.shape[1] // heads).transpose(1, 2)
 
     values = padded(v, sample, place)
     of_time, of_place = events.weights(attention.kind, by_time), events.place_weights(by_place)
@@ -184,10 +184,11 @@ class JaggedAttention(torch.autograd.Function):
         events: EventTimes,
         attention: Attention,
     ) -> Tensor:
-        ctx.save_for_backward(*(t.contiguous() for t in (q, k, v, by_place, by_time)), starts)
+        saved = *(t.contiguous() for t in (q, k, v, by_place, by_time)), starts
+        ctx.save_for_backward(*saved)
         ctx.events, ctx.attention = events, attention
         out = v.new_empty(int(starts[-1]), attention.channels * v.shape[1])
-        given = _given(ctx)
+        given = _given(saved, events, attention)
         if gemm := gemm_address(v.dtype):
             room = v.new_empty(3, ROWS * COLUMNS)
             kernels.attend(gemm, *given, ROWS, COLUMNS, room.numpy(), out.numpy())
@@ -203,19 +204,19 @@ class JaggedAttention(torch.autograd.Function):
         of_biases = [torch.zeros(bias.shape, dtype=torch.float64) for bias in biases]
         sums = tuple(t.numpy() for t in (*passed, *of_biases))
         grad = grads[0].contiguous().numpy()
+        given = _given(ctx.saved_tensors, ctx.events, ctx.attention)
         if gemm := gemm_address(v.dtype):
-            room = v.new_empty(6, ROWS * COLUMNS)
-            kernels.attend_backward(gemm, *_given(ctx), ROWS, COLUMNS, room.numpy(), grad, sums)
+            room = v.new_empty(5, ROWS * COLUMNS)
+            kernels.attend_backward(gemm, *given, ROWS, COLUMNS, room.numpy(), grad, sums)
         else:
-            attend_by_blocks_backward(*_given(ctx), ROWS, grad, sums)
-        return *passed, *(total.to(v.dtype) for total in of_biases), None, None, None
+            attend_by_blocks_backward(*given, ROWS, grad, sums)
+        vectors = passed if ctx.attention.mode != TWO_CHANNELS else (None, None, passed[2])
+        return *vectors, *(total.to(v.dtype) for total in of_biases), None, None, None
 
 
-def _given(ctx: Any) -> tuple[Any, ...]:
+def _given(saved: tuple[Tensor, ...], events: EventTimes, attention: Attention) -> tuple[Any, Any, Any, int, int, Any]:
     """What both passes are given, as the kernels take it."""
-    q, k, v, by_place, by_time, starts = (t.detach().numpy() for t in ctx.saved_tensors)
-    events, attention = ctx.events, ctx.attention
-    times = events.time.values().contiguous().numpy()
-    pairs = times, THRESHOLDS, attention.kind, by_place, by_time
+    q, k, v, by_place, by_time, starts = (t.detach().numpy() for t in saved)
+    pairs = events.time.values().contiguous().numpy(), THRESHOLDS, attention.kind, by_place, by_time
     scale = v.dtype.type(attention.scale)
     return (q, k, v), (starts, events.starts.numpy()), pairs, attention.mode, attention.heads, scale

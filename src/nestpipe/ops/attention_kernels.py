@@ -107,7 +107,7 @@ def attend(gemm, vectors, starts, events, mode, heads, scale, rows, columns, roo
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def attend_backward(gemm, vectors, starts, events, mode, heads, scale, rows, columns, room, grad, passed):  # type: ignore[no-untyped-def]
-    """Fills the gradient of q and adds to those of k, v, by_place and by_time.  room [6, rows * columns]."""
+    """Fills the gradient of q and adds to those of k, v, by_place and by_time.  room [5, rows * columns]."""
     q, k, v = vectors
     query_starts, key_starts = starts
     times, thresholds, kind, by_place, by_time = events
@@ -119,7 +119,7 @@ def attend_backward(gemm, vectors, starts, events, mode, heads, scale, rows, col
     products = gemm, np.empty(CELLS, np.int64), np.empty(2, v.dtype)
     prepare(products)
     scores, of_time, of_place, grads, sums = room[0], room[1], room[2], room[3], room[4]
-    few = room[5][: 4 * (rows + columns)].reshape(4, rows + columns)
+    few = np.empty((4, rows + columns), v.dtype)
     at_scores, at_time, at_place = scores.ctypes.data, of_time.ctypes.data, of_place.ctypes.data
     at_grads, at_sums = grads.ctypes.data, sums.ctypes.data
     for b in range(key_starts.shape[0] - 1):

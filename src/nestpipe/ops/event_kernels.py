@@ -166,7 +166,7 @@ def biases(low, left, r, c, events, of_time, of_place):  # type: ignore[no-untyp
 def biases_backward(low, left, r, c, events, by_t, by_p, room, place_grad, time_grad):  # type: ignore[no-untyped-def]
     """Adds a tile's gradients by time and by place to those of the parameters, which are float64: millions of terms go
     into a hundred numbers.  Terms of one distance are added up by tile first.  room [4, c + r]."""
-    times, ordered, thresholds, kind, by_place, by_time = events
+    times, ordered, thresholds, kind, _, by_time = events
     distances = room[3]
     distances[: r + c] = 0
     for a in range(r):
