@@ -22,7 +22,7 @@ from nestpipe.pipeline import NotFinite, TrainPipeline
 from nestpipe.sparse.buffers import BufferLimit
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from nestpipe.train.verify import verify
-from simulated import clicks, dlrm, histories, hstu, in_order, train
+from simulated import clicks, dlrm, fuxi, histories, hstu, in_order, train
 from workers import run
 
 MOST_SYNCS = 3
@@ -79,12 +79,16 @@ def test_one_step_is_the_hosts(dtype: str, close: float, pooling: str, optimizer
     assert abs(here.losses[0] - there.losses[0]) <= close and here.distance(there) <= close
 
 
+NEXT_ITEM = {"hstu": hstu, **{f"fuxi-{v}": partial(fuxi, v) for v in ("alpha", "beta", "gamma")}}
+
+
+@pytest.mark.parametrize("model", NEXT_ITEM)
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
-def test_hstu(schedule: str) -> None:
+def test_next_item_models(schedule: str, model: str) -> None:
     in_order("late")
-    serial = train(hstu, histories, schedule="serial", micro_batches=3, steps=4)
+    serial = train(NEXT_ITEM[model], histories, schedule="serial", micro_batches=3, steps=4)
     in_order("random", 5)
-    assert train(hstu, histories, schedule=schedule, micro_batches=3, steps=4).same(serial)
+    assert train(NEXT_ITEM[model], histories, schedule=schedule, micro_batches=3, steps=4).same(serial)
     check_quiet(steps=4)
 
 

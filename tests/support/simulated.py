@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.device import sim
 from nestpipe.models.dlrm import DLRM, DLRMConfig
+from nestpipe.models.fuxi import FuXi, FuXiConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.config import TableDefaults
@@ -46,6 +47,10 @@ def clicks(
 
 def hstu() -> nn.Module:
     return HSTU(HSTUConfig(dim=8, blocks=1, heads=2, max_length=6, dropout=0.1))
+
+
+def fuxi(variant: Literal["alpha", "beta", "gamma"] = "alpha") -> nn.Module:
+    return FuXi(FuXiConfig(dim=8, blocks=1, heads=2, max_length=6, dropout=0.1, variant=variant))
 
 
 def histories(steps: int, rank: int = 0, users: int = 5, items: int = 15, negatives: int = 2) -> Iterator[Batch]:

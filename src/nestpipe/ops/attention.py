@@ -27,7 +27,7 @@ from nestpipe.ops import attention_kernels as kernels
 from nestpipe.ops.attention_blocks import attend_by_blocks, attend_by_blocks_backward
 from nestpipe.ops.attention_kernels import SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS
 from nestpipe.ops.event_times import BUCKETS, PARAMETERS, THRESHOLDS, EventTimes
-from nestpipe.ops.gating import gated_norm, split_silu
+from nestpipe.ops.gating import gated_norm, gated_norm_reference, split_silu
 from nestpipe.ops.gemm import gemm_address
 from nestpipe.ops.host import has_kernels
 from nestpipe.ops.triton_support import kernels_for
@@ -67,6 +67,15 @@ def gated_attention(
         return by_triton
     u, v, q, k = split_silu(mixed, [mixed.shape[1] // 4] * 4)
     return gated_norm(jagged_attention(q, k, v, by_place, by_time, events, Attention(heads, scale)), u, "layer")
+
+
+def gated_attention_reference(
+    mixed: Tensor, by_place: Tensor, by_time: Tensor, events: EventTimes, heads: int, scale: float
+) -> Tensor:
+    """`gated_attention` in torch operations."""
+    u, v, q, k = functional.silu(mixed).chunk(4, dim=1)
+    a = jagged_attention_reference(q, k, v, by_place, by_time, events, Attention(heads, scale))
+    return gated_norm_reference(a, u, "layer")
 
 
 def jagged_attention(

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from comparing import FLOATS, with_gradients
+from histories import with_buckets
 from interpreting import Surrounded, same_bits_in_any_order
 from nestpipe.ops.attention import gated_attention_reference
-from nestpipe.ops.relative_bias import TIME_BUCKETS
+from nestpipe.ops.event_times import TIME_BUCKETS
 
 attention = pytest.importorskip("nestpipe.ops.attention_triton", reason="Triton is not installed")
 
@@ -61,8 +62,9 @@ def test_beside_the_reference(lengths: list[int], heads: int, width: int, dtype:
     given_ = bucket, torch.tensor(lengths, dtype=torch.int64), heads, 0.1
     found = with_gradients(attention.gated_attention(*tensors, *given_), tensors, grad)
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    wanted = with_gradients(gated_attention_reference(*exact, *given_), exact, grad.double())
-    reference = with_gradients(gated_attention_reference(*tensors, *given_), tensors, grad)
+    padded = with_buckets(lengths, bucket), heads, 0.1
+    wanted = with_gradients(gated_attention_reference(*exact, *padded), exact, grad.double())
+    reference = with_gradients(gated_attention_reference(*tensors, *padded), tensors, grad)
     close = 1e-6 if dtype == torch.float32 else 1e-12
     for ours, theirs in zip(errors(found, wanted), errors(reference, wanted)):
         assert ours <= close + 4 * theirs
@@ -76,7 +78,8 @@ def test_to_1e_6() -> None:
     with mock.patch.multiple(attention, _BLOCK=32, _STEP=16, _CHUNK=16):
         found = with_gradients(attention.gated_attention(*tensors, *given_), tensors, grad)
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    wanted = with_gradients(gated_attention_reference(*exact, *given_), exact, grad.double())
+    padded = with_buckets([33, 1, 18], bucket), 2, 1 / 33
+    wanted = with_gradients(gated_attention_reference(*exact, *padded), exact, grad.double())
     assert max(errors(found, wanted)) <= 1e-6, errors(found, wanted)
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from histories import some_events
 from nestpipe.ops import row_steps, rows, triton_support
 from nestpipe.ops.attention import gated_attention, gated_attention_reference
+from nestpipe.ops.event_times import TIME_BUCKETS
 from nestpipe.ops.pooling import Bags, PoolRows
-from nestpipe.ops.relative_bias import TIME_BUCKETS
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'nestpipe[triton]'")
 
@@ -52,10 +53,10 @@ def test_row_operations_are_the_hosts() -> None:
 @pytest.mark.slow
 def test_attention_is_the_references() -> None:
     torch.manual_seed(2)
-    lengths, heads, width, n = torch.tensor([3, 1]), 1, 4, 3
+    lengths, heads, width, n = [3, 1], 1, 4, 3
     mixed = torch.randn(4, 4 * heads * width, requires_grad=True)
     by_place, by_time = torch.randn(2 * n - 1), torch.randn(TIME_BUCKETS + 1)
-    bucket = torch.randint(0, 5, (2, n, n)).to(torch.int16)
-    found = gated_attention(mixed, by_place, by_time, bucket, lengths, heads, 0.2)
-    wanted = gated_attention_reference(mixed, by_place, by_time, bucket, lengths, heads, 0.2)
+    events = some_events(lengths, 3, True)
+    found = gated_attention(mixed, by_place, by_time, events, heads, 0.2)
+    wanted = gated_attention_reference(mixed, by_place, by_time, events, heads, 0.2)
     assert torch.allclose(found, wanted, atol=1e-6) and type(found.grad_fn).__name__ == "GatedAttentionBackward"
