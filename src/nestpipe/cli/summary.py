@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nestpipe.device.launches import waits_in_words
+from nestpipe.train.utilisation import utilisation_in_words
 
 
 def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> None:
@@ -20,6 +21,9 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
         f"({summary['samples_per_s']:,.0f} samples/s) on {workers}, {summary['rows']:,} rows on the first"
     )
     console.print(_stages(summary), soft_wrap=False)
+    console.print(f"the compute lane is busy for {summary['compute_share']:.1%} of a step")
+    for line in utilisation_in_words(summary["flops"]) if "flops" in summary else []:
+        console.print(line)
     if "device" in summary:
         memory = {when: f"{count / 2**20:,.1f} MB" for when, count in summary["device"]["bytes"].items()}
         console.print(waits_in_words(summary["device"], summary["steps"], summary["step_ms"]))

@@ -38,6 +38,9 @@ class TrainConfig:
     """Where to train: "cpu", "cuda", "npu", "auto" (the best there is), or "sim", the simulated accelerator."""
     precision: str = "float32"
     """Of the dense compute: "float32", or "bf16" for bfloat16 autocast.  Rows and optimizer state stay in float32."""
+    peak_tflops: float | None = None
+    """What a worker's device can do, in 10^12 FLOPs a second, for the model FLOPs utilisation; none = a large product of
+    float32 matrices is measured, on a host only."""
 
     def __post_init__(self) -> None:
         one_of("train.device", self.device, ("cpu", "cuda", "npu", "xpu", "auto", "sim"))
@@ -47,6 +50,7 @@ class TrainConfig:
         at_least("train.seed", self.seed, 0)
         above_zero("train.clip_norm", self.clip_norm)
         above_zero("train.timeout", self.timeout)
+        above_zero("train.peak_tflops", self.peak_tflops)
 
 
 @dataclass(frozen=True)

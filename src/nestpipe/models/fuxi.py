@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nestpipe.data.jagged import JaggedTensor
+from nestpipe.models.flops import Cost, matrix_weights
 from nestpipe.models.next_item import NextItemConfig, NextItemModel
 from nestpipe.nn.deferred import DeferredLinear
 from nestpipe.ops.attention import THREE_CHANNELS, TWO_CHANNELS, Attention, jagged_attention
@@ -76,7 +77,7 @@ class Block(nn.Module):
         for weight in (self.out.weight, *self.up.weight.detach().chunk(2), self.down.weight):
             nn.init.xavier_uniform_(weight)
         self.place_bias = nn.Parameter(torch.empty(2 * config.max_length - 1).normal_(0, 0.02))
-        self.time = {"alpha": BucketTime, "beta": PowerTime, "gamma": DecayTime}[config.variant](config)
+        self.time = make_time(config)
         mode = THREE_CHANNELS if scored else TWO_CHANNELS
         self.attention = Attention(config.heads, 1 / config.max_length, mode, self.time.kind)
 
@@ -133,6 +134,12 @@ class DecayTime(nn.Module):
         return torch.stack([self.a, b, rate * self.unit**-b])
 
 
+def make_time(config: FuXiConfig) -> BucketTime | PowerTime | DecayTime:
+    if config.variant == "alpha":
+        return BucketTime(config)
+    return PowerTime(config) if config.variant == "beta" else DecayTime(config)
+
+
 class FuXi(NextItemModel):
     """Tokens through FuXi blocks, one after another."""
 
@@ -145,3 +152,10 @@ class FuXi(NextItemModel):
         for block in self.blocks:
             x = block(x, events)
         return x
+
+    def cost(self) -> Cost:
+        """Of a pair: its score, and its weight in each channel times the value."""
+        products = 4 if self.blocks[0].attention.mode == THREE_CHANNELS else 2
+        return Cost(
+            matrix_weights(self.blocks), products * self.config.dim * self.config.blocks, self.config.max_length
+        )

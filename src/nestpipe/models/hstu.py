@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nestpipe.data.jagged import JaggedTensor
+from nestpipe.models.flops import Cost, matrix_weights
 from nestpipe.models.next_item import NextItemConfig, NextItemModel
 from nestpipe.nn.deferred import DeferredLinear
 from nestpipe.ops.attention import gated_attention
@@ -38,7 +39,8 @@ class Block(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.max_length = config.max_length
-        inner = self.heads * (config.head_dim or config.dim // config.heads)
+        self.head_dim = config.head_dim or config.dim // config.heads
+        inner = self.heads * self.head_dim
         self.uvqk = nn.utils.skip_init(DeferredLinear, config.dim, 4 * inner, bias=False)
         with torch.no_grad():
             self.uvqk.weight.copy_(torch.empty(config.dim, 4 * inner).normal_(0, 0.02).t())
@@ -66,3 +68,8 @@ class HSTU(NextItemModel):
         for block in self.blocks:
             x = block(x, events)
         return x
+
+    def cost(self) -> Cost:
+        """Of a pair: its score, and its weight times the value."""
+        width = self.config.heads * self.blocks[0].head_dim
+        return Cost(matrix_weights(self.blocks), 2 * width * self.config.blocks, self.config.max_length)

@@ -1,5 +1,5 @@
 """What next-item models share: tables, checks of a batch, and the sampled-softmax loss.  HSTU, FuXi and SASRec differ in
-`encode`."""
+`encode` and `cost`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor
+from nestpipe.models.flops import Cost, Trained
 from nestpipe.nn.collections import EmbeddingCollection
 from nestpipe.ops.dropout import dropout
 from nestpipe.ops.lookup import lookup
@@ -64,9 +65,14 @@ class NextItemModel(nn.Module):
         self.config = config
         self.sparse = EmbeddingCollection([tables.sequence(self.table, config.dim, ["history", "target", "negatives"])])
         self.places = nn.Parameter(torch.empty(config.max_length, config.dim).normal_(0, 0.02))
+        self.trained = Trained()
 
     def encode(self, x: Tensor, history: JaggedTensor, time: JaggedTensor) -> Tensor:
         """[T, dim] for the tokens x [T, dim] of a batch's histories, one after the other."""
+        raise NotImplementedError
+
+    def cost(self) -> Cost:
+        """FLOPs of a token and of a pair of places."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -90,6 +96,7 @@ class NextItemModel(nn.Module):
             raise ValueError(
                 f"{self._name} needs the same number of negatives, at least one, for every history position"
             )
+        self.trained.add(known)
         chosen = negatives.index.view(-1, each)
         loss = sampled_softmax_loss(queries, rows, target.index, chosen, self.config.temperature)
         return loss, last

@@ -150,6 +150,13 @@ def _figures(
         waits = sum(ms["exposed_ms"] for stage, ms in stages.items() if not computes(stage))
         add("a step", step, 1, "ms")
         add("exposed", 100 * waits / step if step else None, 1, "%", f"{waits:.1f} ms a step in which compute waits")
+    share = number(summary.get("compute_share"))
+    add("compute busy", 100 * share if share is not None else None, 1, "%", "of a step, on the first worker")
+    flops = mapping(summary.get("flops"))
+    jagged, padded = number(flops.get("mfu_jagged")), number(flops.get("mfu_padded"))
+    if jagged is not None and padded is not None:
+        hint = f"tokens and pairs that there are; {100 * padded:.1f} % with padding and masked pairs"
+        add("MFU", 100 * jagged, 1, "%", hint + (", which are not computed" if padded > 1 else ""))
     add("throughput", _last(summary, records, "samples_per_s"), 0, "samples/s")
     metrics = mapping(summary.get("metrics")) or next(
         (m for r in reversed(records) if (m := mapping(r.get("eval")))), {}
@@ -171,7 +178,7 @@ def _facts(summary: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
     steps = number(summary.get("steps"))
     sent = number(summary.get("bytes_sent"))
     buffers = mapping(summary.get("buffer_bytes"))
-    peak = number(buffers.get("peak"))
+    peak, flops = number(buffers.get("peak")), mapping(summary.get("flops"))
     chosen = summary.get("micro_batches_chosen")
     found: list[tuple[str, Any]] = [
         ("schedule", text(summary.get("schedule"))),
@@ -186,6 +193,8 @@ def _facts(summary: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
         ("rows on worker 0", count(summary.get("rows"))),
         ("MB sent a step, worker 0", _rounded(sent / steps / 1e6, 2) if sent is not None and steps else None),
         ("buffers, highest MB", _rounded(peak / 1e6, 1) if peak is not None else None),
+        ("GFLOPs a step", _rounded((number(flops.get("jagged")) or 0) / 1e9, 2) if flops else None),
+        ("peak, GFLOP/s", _rounded((number(flops.get("peak")) or 0) / 1e9, 1) if flops else None),
         ("seed", count(summary.get("seed"))),
         ("digest", text(summary.get("digest"))),
         ("directory", str(path)),

@@ -36,6 +36,11 @@ class Pace:
     def over(self) -> bool:
         return self.total_steps is not None and self.steps >= self.total_steps
 
+    @property
+    def steps_here(self) -> int:
+        """Steps of this process: without those before a checkpoint that it resumed from."""
+        return self.steps - self._began
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"samples": self.samples, "seconds": self.seconds(), "losses": list(self._losses)}

@@ -7,9 +7,12 @@ from typing import Any
 from nestpipe.comm.consistency import gather_counts, sum_over_workers
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped
+from nestpipe.models.next_item import NextItemModel
 from nestpipe.pipeline import TrainPipeline
+from nestpipe.schedule.stages import STAGES
 from nestpipe.train.digest import digest
 from nestpipe.train.pace import Pace
+from nestpipe.train.utilisation import utilisation
 
 
 def summarise(
@@ -38,9 +41,21 @@ def summarise(
         "step_ms": sum(stage["exposed_ms"] for stage in stages.values()),
         "run": run,
     }
+    summary["compute_share"] = _compute_share(stages)
+    if isinstance(pipeline.model, NextItemModel):
+        summary["flops"] = utilisation(
+            pipeline.model, pace.steps_here, summary["step_ms"], world, recipe.train.peak_tflops
+        )
     if parts := gather_counts(world, skipped.parts):
         summary["skipped"] = {"samples": sum(parts.values()), "parts": sorted(parts)}
     return summary
+
+
+def _compute_share(stages: dict[str, dict[str, float]]) -> float:
+    """How much of a step the compute lane is busy."""
+    step = sum(stage["exposed_ms"] for stage in stages.values())
+    busy = sum(ms["busy_ms"] for stage, ms in stages.items() if stage in STAGES and STAGES[stage].lane == "compute")
+    return busy / step if step else 0.0
 
 
 def in_words(metrics: dict[str, float]) -> str:
