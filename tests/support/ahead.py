@@ -26,7 +26,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from nestpipe.data.jagged import JaggedTensor
 from nestpipe.ops import attention_triton, pooling_triton, row_steps_triton, rows_triton
+from nestpipe.ops.event_times import EventTimes
 
 TYPES = {
     torch.bool: "*i1",
@@ -119,12 +121,12 @@ def pooling(dtype: torch.dtype) -> None:
 
 def attention(dtype: torch.dtype) -> None:
     """Forward and backward over 2 samples: heads of the public HSTU recipe, of several small heads, and of wide ones."""
-    lengths, bucket = torch.tensor([40, 10]), torch.zeros(2, 40, 40, dtype=torch.int16)
+    events = EventTimes(JaggedTensor(torch.zeros(52, dtype=torch.int64), lengths=torch.tensor([41, 11])))
     for heads, width in ((1, 50), (4, 16), (1, 128)):
         inputs = [
             torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in ((50, 4 * heads * width), (399,), (129,))
         ]
-        attention_triton.gated_attention(*inputs, bucket, lengths, heads, 1 / 200).sum().backward()
+        attention_triton.gated_attention(*inputs, events, heads, 1 / 200).sum().backward()
 
 
 GROUPS: dict[str, tuple[Callable[[torch.dtype], None], tuple[torch.dtype, ...]]] = {

@@ -14,11 +14,3 @@ def some_events(lengths: list[int], spread: int, in_order: bool) -> EventTimes:
     parts = list(torch.split(times, [length + 1 for length in lengths])) if lengths else []
     values = torch.cat([torch.sort(p)[0] if in_order else p for p in parts]) if parts else times
     return EventTimes(JaggedTensor(values, lengths=torch.tensor([len(p) for p in parts], dtype=torch.int64)))
-
-
-def with_buckets(lengths: list[int], buckets: torch.Tensor) -> EventTimes:
-    """Histories whose pairs are in the given time buckets."""
-    count = torch.tensor(lengths, dtype=torch.int64) + 1
-    events = EventTimes(JaggedTensor(torch.zeros(int(count.sum()), dtype=torch.int64), lengths=count))
-    events.buckets = buckets
-    return events

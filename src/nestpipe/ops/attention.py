@@ -61,9 +61,7 @@ def gated_attention(
     """
     mixed, by_place, by_time = _promoted(mixed, by_place, by_time)
     if triton := kernels_for(mixed, "attention_triton"):
-        by_triton: Tensor = triton.gated_attention(
-            mixed, by_place, by_time, events.buckets, events.lengths, heads, scale
-        )
+        by_triton: Tensor = triton.gated_attention(mixed, by_place, by_time, events, heads, scale)
         return by_triton
     u, v, q, k = split_silu(mixed, [mixed.shape[1] // 4] * 4)
     return gated_norm(jagged_attention(q, k, v, by_place, by_time, events, Attention(heads, scale)), u, "layer")

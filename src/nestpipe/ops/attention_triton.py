@@ -2,7 +2,7 @@
 
 Tokens lie one after the other; sample b has those from offsets[b] to offsets[b + 1].  A row of `mixed` is a token's u, v,
 q and k before silu, heads side by side.  Scores are made in tiles of places and again in every backward kernel, so that
-nothing of a pair of places is kept but its time bucket, which is given.  Products are IEEE float32, not TF32.
+nothing of a pair of places is kept; its time bucket is found from the times.  Products are IEEE float32, not TF32.
 
 No atomics.  A program that sums gradients of biases writes its own row of partial sums, and a last kernel adds these
 rows in a fixed order, in float64 (float32 on an Ascend NPU).
@@ -10,6 +10,7 @@ rows in a fixed order, in float64 (float32 on an Ascend NPU).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from nestpipe.ops.event_times import LOG_STEP, TIME_BUCKETS, EventTimes, thresholds_on
 from nestpipe.ops.triton_math import TILE, divide, root, tile_of, tree_sum, wide_type
 
 # Sizes and warps with which no kernel over pairs of places spills registers, on any device that we compile for.  A float32
@@ -31,23 +32,22 @@ _STEP = 16
 _CHUNK = 16
 """Columns of queries, keys and values that go into a product at a time: the least that a product may have."""
 _EPS: tl.constexpr = tl.constexpr(1e-6)
+_BUCKETS: tl.constexpr = tl.constexpr(TIME_BUCKETS)
+_PER_DOUBLING: tl.constexpr = tl.constexpr(math.log(2) / LOG_STEP)
+"""Buckets for twice the time."""
 
 
 def gated_attention(
-    mixed: Tensor, by_place: Tensor, by_time: Tensor, bucket: Tensor, lengths: Tensor, heads: int, scale: float
+    mixed: Tensor, by_place: Tensor, by_time: Tensor, events: EventTimes, heads: int, scale: float
 ) -> Tensor:
-    """[T, H * w]: as `ops.attention.gated_attention`, for tensors of one dtype, float32 or float64.
-
-    The caller knows that lengths add up to T and are at most n, the places of `bucket`: that cannot be checked without
-    waiting for the device.
-    """
-    samples, n = bucket.shape[:2]
-    if lengths.numel() != samples or 2 * n - 1 > by_place.numel():
+    """[T, H * w]: as `ops.attention.gated_attention`, for tensors of one dtype, float32 or float64."""
+    tokens = events.time.values().shape[0] - events.samples
+    if mixed.shape[0] != tokens or 2 * events.longest - 1 > by_place.numel() or by_time.numel() != TIME_BUCKETS + 1:
         raise ValueError(
-            f"attention over {lengths.numel()} samples does not fit time buckets of {samples} samples with {n} places, "
-            f"or {by_place.numel()} biases by place"
+            f"attention over {mixed.shape[0]} tokens does not fit times of {tokens}, the longest history of "
+            f"{events.longest}, {by_place.numel()} biases by place or {by_time.numel()} by time"
         )
-    found: Tensor = GatedAttention.apply(mixed, by_place, by_time, bucket, lengths, heads, scale)
+    found: Tensor = GatedAttention.apply(mixed, by_place, by_time, events, heads, scale)
     return found
 
 
@@ -56,23 +56,16 @@ class GatedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        mixed: Tensor,
-        by_place: Tensor,
-        by_time: Tensor,
-        bucket: Tensor,
-        lengths: Tensor,
-        heads: int,
-        scale: float,
+        ctx: Any, mixed: Tensor, by_place: Tensor, by_time: Tensor, events: EventTimes, heads: int, scale: float
     ) -> Tensor:
-        mixed, by_place, by_time, bucket = (given.contiguous() for given in (mixed, by_place, by_time, bucket))
-        offsets = functional.pad(torch.cumsum(lengths, 0), (1, 0))
+        mixed, by_place, by_time = (given.contiguous() for given in (mixed, by_place, by_time))
+        times, offsets = events.time.values().contiguous(), events.starts
         attended = mixed.new_empty(mixed.shape[0], mixed.shape[1] // 4)
         out = torch.empty_like(attended)
-        ctx.heads, ctx.scale = heads, scale
-        ctx.save_for_backward(mixed, by_place, by_time, bucket, offsets, attended)
+        ctx.heads, ctx.scale, ctx.longest = heads, scale, events.longest
+        ctx.save_for_backward(mixed, by_place, by_time, times, offsets, attended)
         if out.numel():
-            pairs = _Pairs(mixed, by_place, by_time, bucket, offsets, heads, scale)
+            pairs = _Pairs(mixed, by_place, by_time, times, offsets, events.longest, heads, scale)
             _attend[pairs.blocks, pairs.samples * heads](*pairs.given, attended, *pairs.meta, **pairs.options)
             rows, columns = _tokens(out)
             _gate[(triton.cdiv(out.shape[0], rows),)](
@@ -83,11 +76,11 @@ class GatedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        mixed, by_place, by_time, bucket, offsets, attended = ctx.saved_tensors
+        mixed, by_place, by_time, times, offsets, attended = ctx.saved_tensors
         place_grad, time_grad = torch.zeros_like(by_place), torch.zeros_like(by_time)
         if not attended.numel():
-            return torch.zeros_like(mixed), place_grad, time_grad, None, None, None, None
-        pairs = _Pairs(mixed, by_place, by_time, bucket, offsets, ctx.heads, ctx.scale)
+            return torch.zeros_like(mixed), place_grad, time_grad, None, None, None
+        pairs = _Pairs(mixed, by_place, by_time, times, offsets, ctx.longest, ctx.heads, ctx.scale)
         passed, by_attended = torch.empty_like(mixed), torch.empty_like(attended)
         rows, columns = _tokens(attended)
         _gate_backward[(triton.cdiv(attended.shape[0], rows),)](
@@ -96,11 +89,13 @@ class GatedAttention(torch.autograd.Function):
             enable_fp_fusion=True,
         )
         grid = pairs.blocks, pairs.samples * ctx.heads
-        for kernel in (_queries_backward, _keys_backward, _values_backward):
-            kernel[grid](*pairs.given, by_attended, passed, *pairs.meta, **pairs.options)
+        given = *pairs.given, by_attended, passed, *pairs.meta
+        _queries_backward[grid](*given, **pairs.options | {"num_warps": 4})  # with two, sm_90 runs out of registers
+        for kernel in (_keys_backward, _values_backward):
+            kernel[grid](*given, **pairs.options)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             _bias_gradients(pairs, by_attended, place_grad, time_grad)
-        return passed, place_grad, time_grad, None, None, None, None
+        return passed, place_grad, time_grad, None, None, None
 
 
 class _Pairs:
@@ -111,19 +106,20 @@ class _Pairs:
         mixed: Tensor,
         by_place: Tensor,
         by_time: Tensor,
-        bucket: Tensor,
+        times: Tensor,
         offsets: Tensor,
+        longest: int,
         heads: int,
         scale: float,
     ) -> None:
-        self.samples, n = bucket.shape[:2]
+        self.samples = offsets.numel() - 1
         width = mixed.shape[1] // (4 * heads)
         d = max(_CHUNK, triton.next_power_of_2(width))
         self.block = _BLOCK if d <= _WIDE_HEAD else _BLOCK // 2
-        self.blocks = triton.cdiv(n, self.block)
+        self.blocks = triton.cdiv(longest, self.block)
         self.centre = (by_place.numel() - 1) // 2
         self.wide = wide_type(mixed)
-        self.given = mixed, by_place, by_time, bucket, offsets, n, self.centre
+        self.given = mixed, by_place, by_time, times, thresholds_on(mixed.device), offsets, self.centre
         self.meta = scale, heads, width, d, self.block, min(_STEP, self.block), _CHUNK
         self.options = {"num_warps": 2 if d <= _WIDE_HEAD else 4, "num_stages": 1, "enable_fp_fusion": True}
 
@@ -211,10 +207,24 @@ def _product(x, y):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _pairs(bucket, by_place, by_time, sample, i, j, n, length, centre):  # type: ignore[no-untyped-def]
+def _bucket(gap, thresholds):  # type: ignore[no-untyped-def]
+    """How many thresholds are at most `gap`: as its logarithm says, or one more or less."""
+    found = (tl.log2(tl.maximum(gap, 1).to(tl.float32)) * _PER_DOUBLING).to(tl.int32)
+    found = tl.minimum(found, _BUCKETS)
+    below = tl.load(thresholds + tl.maximum(found - 1, 0))
+    found = tl.where((found > 0) & (gap < below), found - 1, found)
+    above = tl.load(thresholds + tl.minimum(found, _BUCKETS - 1))
+    return tl.where((found < _BUCKETS) & (gap >= above), found + 1, found)
+
+
+@triton.jit
+def _pairs(times, thresholds, by_place, by_time, i, j, length, centre):  # type: ignore[no-untyped-def]
     """Of pairs of places (i, j), both two-dimensional: which look back, their time buckets and their biases."""
     seen = (j <= i) & (i < length)
-    found = tl.load(bucket + (sample.to(tl.int64) * n + i) * n + j, mask=seen, other=0).to(tl.int32)
+    now, then = tl.load(times + i + 1, mask=i < length, other=0), tl.load(times + j, mask=j < length, other=0)
+    gap = tl.maximum(now, then) - tl.minimum(now, then)
+    gap = tl.where(gap < 0, 0x7FFFFFFFFFFFFFFF, gap)  # more than an int64 can hold
+    found = tl.where(seen, _bucket(gap, thresholds), 0)
     near = tl.load(by_place + (centre + j - i), mask=seen, other=0.0)
     return seen, found, tl.load(by_time + found, mask=seen, other=0.0) + near
 
@@ -279,9 +289,9 @@ def _attend(  # type: ignore[no-untyped-def]
     mixed,
     by_place,
     by_time,
-    bucket,
+    times,
+    thresholds,
     offsets,
-    n,
     centre,
     attended,
     SCALE: tl.constexpr,
@@ -300,7 +310,9 @@ def _attend(  # type: ignore[no-untyped-def]
         total = tl.zeros((BLOCK, D), mixed.dtype.element_ty)
         for low in range(0, tl.minimum((tl.program_id(0) + 1) * BLOCK, length), STEP):
             j = low + tl.arange(0, STEP)
-            seen, _, bias = _pairs(bucket, by_place, by_time, sample, i[:, None], j[None, :], n, length, centre)
+            seen, _, bias = _pairs(
+                times + start + sample, thresholds, by_place, by_time, i[:, None], j[None, :], length, centre
+            )
             x = _scores(mixed, start, length, i, j, bias, 2, 3, head, HEADS, WIDTH, D, CHUNK)
             v = _activated(mixed, start + j, j < length, 1, head, d, HEADS, WIDTH)
             total += _product(tl.where(seen, SCALE * _silu(x), 0.0), v)
@@ -313,9 +325,9 @@ def _queries_backward(  # type: ignore[no-untyped-def]
     mixed,
     by_place,
     by_time,
-    bucket,
+    times,
+    thresholds,
     offsets,
-    n,
     centre,
     by_attended,
     passed,
@@ -335,7 +347,9 @@ def _queries_backward(  # type: ignore[no-untyped-def]
         total = tl.zeros((BLOCK, D), mixed.dtype.element_ty)
         for low in range(0, tl.minimum((tl.program_id(0) + 1) * BLOCK, length), STEP):
             j = low + tl.arange(0, STEP)
-            seen, _, bias = _pairs(bucket, by_place, by_time, sample, i[:, None], j[None, :], n, length, centre)
+            seen, _, bias = _pairs(
+                times + start + sample, thresholds, by_place, by_time, i[:, None], j[None, :], length, centre
+            )
             x = _scores(mixed, start, length, i, j, bias, 2, 3, head, HEADS, WIDTH, D, CHUNK)
             by_weight = _by_weights(mixed, by_attended, start, length, i, j, x, False, head, HEADS, WIDTH, D, CHUNK)
             k = _activated(mixed, start + j, j < length, 3, head, d, HEADS, WIDTH)
@@ -348,9 +362,9 @@ def _keys_backward(  # type: ignore[no-untyped-def]
     mixed,
     by_place,
     by_time,
-    bucket,
+    times,
+    thresholds,
     offsets,
-    n,
     centre,
     by_attended,
     passed,
@@ -370,7 +384,9 @@ def _keys_backward(  # type: ignore[no-untyped-def]
         total = tl.zeros((BLOCK, D), mixed.dtype.element_ty)
         for low in range(tl.program_id(0) * BLOCK, length, STEP):
             i = low + tl.arange(0, STEP)
-            seen, _, bias = _pairs(bucket, by_place, by_time, sample, i[None, :], j[:, None], n, length, centre)
+            seen, _, bias = _pairs(
+                times + start + sample, thresholds, by_place, by_time, i[None, :], j[:, None], length, centre
+            )
             x = _scores(mixed, start, length, j, i, bias, 3, 2, head, HEADS, WIDTH, D, CHUNK)
             by_weight = _by_weights(mixed, by_attended, start, length, i, j, x, True, head, HEADS, WIDTH, D, CHUNK)
             q = _activated(mixed, start + i, i < length, 2, head, d, HEADS, WIDTH)
@@ -383,9 +399,9 @@ def _values_backward(  # type: ignore[no-untyped-def]
     mixed,
     by_place,
     by_time,
-    bucket,
+    times,
+    thresholds,
     offsets,
-    n,
     centre,
     by_attended,
     passed,
@@ -405,7 +421,9 @@ def _values_backward(  # type: ignore[no-untyped-def]
         total = tl.zeros((BLOCK, D), mixed.dtype.element_ty)
         for low in range(tl.program_id(0) * BLOCK, length, STEP):
             i = low + tl.arange(0, STEP)
-            seen, _, bias = _pairs(bucket, by_place, by_time, sample, i[None, :], j[:, None], n, length, centre)
+            seen, _, bias = _pairs(
+                times + start + sample, thresholds, by_place, by_time, i[None, :], j[:, None], length, centre
+            )
             x = _scores(mixed, start, length, j, i, bias, 3, 2, head, HEADS, WIDTH, D, CHUNK)
             grad = _of_attended(by_attended, start + i, i < length, head, d, HEADS, WIDTH)
             total += _product(tl.where(seen, SCALE * _silu(x), 0.0), grad)
@@ -426,9 +444,9 @@ def _biases_backward(  # type: ignore[no-untyped-def]
     mixed,
     by_place,
     by_time,
-    bucket,
+    times,
+    thresholds,
     offsets,
-    n,
     centre,
     by_attended,
     by_distance,
@@ -461,7 +479,9 @@ def _biases_backward(  # type: ignore[no-untyped-def]
         distances = by_distance + row * (tl.num_programs(0) * BLOCK) + tl.arange(0, BLOCK)
         for back in range(0, tl.program_id(0) + 1):
             j = (tl.program_id(0) - back) * BLOCK + tl.arange(0, BLOCK)
-            seen, found, bias = _pairs(bucket, by_place, by_time, sample, i[:, None], j[None, :], n, length, centre)
+            seen, found, bias = _pairs(
+                times + start + sample, thresholds, by_place, by_time, i[:, None], j[None, :], length, centre
+            )
             total = tl.zeros((BLOCK, BLOCK), mixed.dtype.element_ty)
             for head in range(0, HEADS):
                 x = _scores(mixed, start, length, i, j, bias, 2, 3, head, HEADS, WIDTH, D, CHUNK)

@@ -16,8 +16,8 @@ from nestpipe.data.jagged import JaggedTensor
 from nestpipe.ops.lookup import lookup
 
 TIME_BUCKETS = 128
-_LOG_STEP = 0.301
-THRESHOLDS = np.array([math.ceil(math.exp(_LOG_STEP * k)) for k in range(1, TIME_BUCKETS + 1)], np.uint64)
+LOG_STEP = 0.301
+THRESHOLDS = np.array([math.ceil(math.exp(LOG_STEP * k)) for k in range(1, TIME_BUCKETS + 1)], np.uint64)
 """A gap of THRESHOLDS[k - 1] seconds or more is in bucket k or later: int(log(gap) / 0.301) without logarithms."""
 
 BUCKETS, POWER, DECAY = 0, 1, 2
@@ -68,7 +68,7 @@ class EventTimes:
     @functools.cached_property
     def buckets(self) -> Tensor:
         """int16 [B, n, n]: the gaps' buckets, 0 where a pair is not seen."""
-        thresholds = _thresholds_on(self.gaps.device)
+        thresholds = thresholds_on(self.gaps.device)
         return (torch.bucketize(self.gaps, thresholds, right=True) * self.seen).to(torch.int16)
 
     def weights(self, kind: int, by_time: Tensor) -> Tensor:
@@ -93,6 +93,6 @@ class EventTimes:
 
 
 @functools.cache
-def _thresholds_on(device: torch.device) -> Tensor:
+def thresholds_on(device: torch.device) -> Tensor:
     """Made once: an upload makes the host wait."""
     return torch.from_numpy(THRESHOLDS.astype(np.int64)).to(device)
