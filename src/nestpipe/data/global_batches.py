@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,16 +26,22 @@ class GlobalBatches:
         Streams may differ by a sample, and so by a batch an epoch: then their epochs drift apart.
         """
         found = []
-        for stream in range(self.streams):
-            intervals = shard(self.extent, self.piece, self.streams, stream)
-            samples = sum(stop - start for start, stop in intervals)
+        for starts, before in self._intervals:
+            samples = int(before[-1])
             batches = -(-samples // self.batch_size)
             if not batches or (self.epochs is not None and number // batches >= self.epochs):
                 continue
             first = number % batches * self.batch_size
             wanted = np.arange(first, min(first + self.batch_size, samples))
-            starts = np.array([start for start, _ in intervals])
-            before = np.cumsum([0, *(stop - start for start, stop in intervals)])
             interval = np.searchsorted(before, wanted, side="right") - 1
             found.append((number // batches, starts[interval] + wanted - before[interval]))
+        return found
+
+    @functools.cached_property
+    def _intervals(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per stream: where its intervals start, and how many samples are before each, and in all."""
+        found = []
+        for stream in range(self.streams):
+            edges = np.array(shard(self.extent, self.piece, self.streams, stream), np.int64).reshape(-1, 2)
+            found.append((edges[:, 0], np.concatenate([[0], np.cumsum(edges[:, 1] - edges[:, 0])])))
         return found
