@@ -8,6 +8,9 @@
                 fetched again in the backward pass (the published way; device and host are one memory here)
   materialised  all vectors are gathered, and autograd keeps what it needs
 
+Then ways to score twice as many negatives as are drawn (sharing, histories of 64 positions), beside as many drawn ones and
+pools.
+
 Time: all ways take turns in one process on one thread; medians, and the ratio to `fused` with its quartiles over turns.
 Memory: each way and number of negatives in a process of its own; what the loss adds to the most memory resident.
 """
@@ -28,8 +31,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nestpipe.data.jagged import JaggedTensor
 from nestpipe.ops.cosine_segments import SHORTEST, SegmentedCosines
-from nestpipe.ops.sampled_softmax import EXCLUDED, sampled_softmax_loss
+from nestpipe.ops.sampled_softmax import EXCLUDED, pooled_softmax_loss, sampled_softmax_loss
+from nestpipe.ops.sharing import share
 
 TEMPERATURE = 0.05
 SEGMENT = 100
@@ -107,6 +112,27 @@ WAYS: dict[str, Loss] = {
 }
 
 
+def ways_to_many(options: argparse.Namespace) -> dict[str, Loss]:
+    """Losses of half the negatives, shared to all of them; of all; and of pools.  They are different losses."""
+    positions, half = options.positions, options.negatives // 2
+    lengths = torch.tensor([64] * (positions // 64) + [positions % 64] * (positions % 64 > 0))
+    histories = JaggedTensor(torch.empty(positions), lengths=lengths)
+    logits, foreign = (share(kind, 2, histories) for kind in ("logits", "negatives"))
+    few, pool = slice(half), torch.randint(0, options.rows, (8 * options.negatives,), dtype=torch.int32)
+    return {
+        f"{half}": lambda q, r, t, n: sampled_softmax_loss(q, r, t, n[:, few], TEMPERATURE),
+        f"{half} -> {2 * half} logits": lambda q, r, t, n: sampled_softmax_loss(
+            q, r, t, n[:, few], TEMPERATURE, logits
+        ),
+        f"{half} -> {2 * half} negatives": lambda q, r, t, n: sampled_softmax_loss(
+            q, r, t, n[:, few], TEMPERATURE, foreign
+        ),
+        f"{2 * half}": lambda q, r, t, n: fused(q, r, t, n[:, : 2 * half]),
+        f"pool of {2 * half}": lambda q, r, t, n: pooled_softmax_loss(q, r, t, pool[: 2 * half], TEMPERATURE),
+        f"pool of {len(pool)}": lambda q, r, t, n: pooled_softmax_loss(q, r, t, pool, TEMPERATURE),
+    }
+
+
 def inputs(positions: int, negatives: int, dim: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     queries, table = torch.randn(positions, dim), torch.randn(rows, dim)
@@ -114,7 +140,7 @@ def inputs(positions: int, negatives: int, dim: int, rows: int) -> tuple[Tensor,
     return queries.requires_grad_(), table.requires_grad_(), drawn[:, 0].contiguous(), drawn[:, 1:].contiguous()
 
 
-def train(loss: Loss, given: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
+def train(loss: Loss, given: tuple[Tensor, ...]) -> list[Tensor]:
     found = loss(*given)
     return [found.detach(), *torch.autograd.grad(found, given[:2])]
 
@@ -122,20 +148,26 @@ def train(loss: Loss, given: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tens
 def times(options: argparse.Namespace) -> dict[str, Any]:
     given = inputs(options.positions, options.negatives, options.dim, options.rows)
     wanted = train(materialised, given)
-    for name, way in WAYS.items():  # also the first call, which compiles
+    for name, way in WAYS.items():
         for a, b in zip(train(way, given), wanted):
             assert (a - b).abs().max() <= 1e-4 * max(1.0, b.abs().max()), f"{name} computes something else"
-    took: dict[str, list[float]] = {name: [] for name in WAYS}
-    for turn in range(options.rounds):
-        for name in list(WAYS)[:: 1 if turn % 2 else -1]:
+    return in_turns(WAYS, given, options.rounds, "fused")
+
+
+def in_turns(ways: dict[str, Loss], given: tuple[Tensor, ...], rounds: int, base: str) -> dict[str, Any]:
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        train(way, given)
+    for turn in range(rounds):
+        for name in list(ways)[:: 1 if turn % 2 else -1]:
             start = time.perf_counter()
-            train(WAYS[name], given)
+            train(ways[name], given)
             took[name].append(1e3 * (time.perf_counter() - start))
     figures = {}
     for name, ms in took.items():
-        low, middle, high = np.percentile(np.array(ms) / np.array(took["fused"]), [25, 50, 75])
+        low, middle, high = np.percentile(np.array(ms) / np.array(took[base]), [25, 50, 75])
         figures[name] = {"ms": float(np.median(ms)), "ratio": middle, "quartiles": [low, high], "all_ms": ms}
-        print(f"{name:14s} {np.median(ms):8.0f} ms   {middle:5.2f} ({low:.2f} to {high:.2f}) times fused", flush=True)
+        print(f"{name:22s} {np.median(ms):8.0f} ms   {middle:5.2f} ({low:.2f} to {high:.2f}) times {base}", flush=True)
     return figures
 
 
@@ -173,7 +205,7 @@ def memory(options: argparse.Namespace, ways: list[str]) -> dict[str, dict[int, 
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             found[way][number] = float(done.stdout)
         told = ", ".join(f"{number}: {mb:.0f} MB" for number, mb in found[way].items())
-        print(f"{way:14s} {told}   ({found[way][128] - found[way][32]:+.0f} MB from 32 to 128)", flush=True)
+        print(f"{way:22s} {told}   ({found[way][128] - found[way][32]:+.0f} MB from 32 to 128)", flush=True)
     return found
 
 
@@ -195,6 +227,9 @@ def main() -> None:
     sizes = f"{options.positions} positions, {options.negatives} negatives, d {options.dim}, {options.rows} rows"
     print(f"time, {sizes}, {options.rounds} turns")
     found = {"sizes": sizes, "time": times(options)}
+    print("ways to more negatives")
+    many = inputs(options.positions, options.negatives, options.dim, options.rows)
+    found["many"] = in_turns(ways_to_many(options), many, options.rounds, str(options.negatives // 2 * 2))
     print("memory that the loss adds, by number of negatives; the gradient of all rows is part of it")
     found["memory_mb"] = memory(options, options.ways)
     if options.json:

@@ -51,11 +51,13 @@ def test_every_schedule_is_serial_bit_for_bit(way: str, workers: int) -> None:
 
 @pytest.mark.parametrize("way", ["logits", "in-batch", "popularity, shared"])
 def test_on_the_simulated_device(way: str) -> None:
-    """Promise: the same bits in every order of the device, with no race."""
+    """Promise: the same bits in every order of the device, with no race, and no host sync on the compute lane."""
     in_order("late")
     recipe = recipe_of("hstu", settings_of(way, "pipeline.schedule=nested", "train.device=sim"))
     found = verify(recipe, 4, World.single(), lambda done, what: None, orders=2)
     assert found["equal"] and found["simulated"]["races"] == [], found
+    syncs = found["simulated"]["host_syncs_per_step"].get("MainThread", {})
+    assert sum(syncs.values()) * 4 <= 1, syncs  # a table of constants goes up once
 
 
 def first_losses(world: World, settings: list[str], steps: int = 3) -> list[float]:
