@@ -147,6 +147,14 @@ def test_in_batch_draws_every_target_alike() -> None:
     assert ((found - expected)[there] ** 2 / expected[there]).sum() < there.sum() + 4 * np.sqrt(2 * there.sum())
 
 
+def test_chances_of_in_batch_negatives_are_those_of_targets() -> None:
+    """Promise: log q is of what is drawn: targets, within the longest history."""
+    source = sequences(sampling="in-batch", **POOLED)
+    (batch,) = SharedStream(source, 100)
+    targets = np.searchsorted(source.catalogue, batch.sparse_features["target"].values().numpy())
+    np.testing.assert_allclose(source.sampler.chances, np.bincount(targets, minlength=40) / len(targets))
+
+
 def test_a_pool_goes_on_where_the_run_went_on() -> None:
     """Promise: batch k has the same pool, whether the run was interrupted before it or not."""
     for sampling in ("uniform", "in-batch"):
