@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from nestpipe.data.jagged import KeyedJaggedTensor
+from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor
 
 
 @dataclass
@@ -26,12 +26,17 @@ class Batch:
     labels: Tensor | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)
     loss_terms: Tensor | None = None
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    """Ids of the batch as a whole, by feature: every micro-batch has all of them.  They stay on the host."""
 
     def __post_init__(self) -> None:
         if self.loss_terms is not None and self.loss_terms.dim() != 1:
             raise ValueError(
                 f"batch.loss_terms must be one number a sample, not of shape {tuple(self.loss_terms.shape)}"
             )
+        for name, ids in self.shared.items():
+            if ids.dim() != 1 or ids.dtype != torch.int64:
+                raise ValueError(f"batch.shared[{name!r}] must be a list of int64 ids")
         fields = {"dense": self.dense, "labels": self.labels, "loss_terms": self.loss_terms, **self.extras}
         for name, tensor in fields.items():
             if tensor is not None and tensor.shape[:1] != (len(self),):
@@ -55,6 +60,7 @@ class Batch:
             take(self.labels),
             {name: tensor[samples] for name, tensor in self.extras.items()},
             take(self.loss_terms),
+            self.shared,
         )
 
     def split(self, parts: int) -> list[Batch]:
@@ -76,9 +82,12 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """The samples of `batches` one after another; all have the same fields."""
+        """The samples of `batches` one after another; all have the same fields and shared ids."""
         if len(batches) == 1:
             return batches[0]
+        for name in {name for b in batches for name in b.shared}:
+            if not all(name in b.shared and torch.equal(b.shared[name], batches[0].shared[name]) for b in batches):
+                raise ValueError(f"batches with different batch.shared[{name!r}] cannot be joined")
 
         def join(tensors: list[Tensor | None]) -> Tensor | None:
             given = [t for t in tensors if t is not None]
@@ -91,7 +100,17 @@ class Batch:
             join([b.labels for b in batches]),
             {name: torch.cat([b.extras[name] for b in batches]) for name in batches[0].extras},
             join([b.loss_terms for b in batches]),
+            batches[0].shared,
         )
+
+    def with_shared_ids(self) -> Batch:
+        """The same with its shared ids among its features, as ids of the first sample: so they are looked up."""
+        if not self.shared or not len(self):
+            return self
+        features = self.sparse_features.to_dict()
+        for name, ids in self.shared.items():
+            features[name] = _before(features[name], ids)
+        return replace(self, sparse_features=KeyedJaggedTensor.from_jt_dict(features))
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         return self.with_tensors([tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors()])
@@ -115,4 +134,15 @@ class Batch:
             next_of(self.labels),
             {name: next(rest) for name in self.extras},
             next_of(self.loss_terms),
+            self.shared,
         )
+
+
+def _before(feature: JaggedTensor, ids: Tensor) -> JaggedTensor:
+    """The feature with more ids of its first sample, before those that it has."""
+    lengths = feature.lengths().clone()
+    lengths[0] += ids.numel()
+    weights = feature.weights_or_none()
+    if weights is not None:
+        weights = torch.cat([weights.new_ones(ids.numel()), weights])
+    return JaggedTensor(torch.cat([ids, feature.values()]), weights, lengths=lengths)

@@ -12,6 +12,7 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.checks import check_fraction, check_number, check_split, check_text, check_whole
 from nestpipe.data.counter import derive, permutation
 from nestpipe.data.jagged import KeyedJaggedTensor
+from nestpipe.data.negatives import DrawnFor, Negatives, Sampling
 from nestpipe.data.ratings import Ratings, read_ratings
 from nestpipe.data.sequence_batches import LEAST, Histories, SequenceSource
 from nestpipe.data.source import DataError, Source
@@ -32,7 +33,12 @@ class MovieLensData:
     max_length: int = 200
     """Sequences: the longest history."""
     negatives: int = 128
-    """Sequences: uniform draws from the catalogue for each target."""
+    """Sequences: draws from the catalogue for each target, or of a pool."""
+    negatives_from: DrawnFor = "each"
+    """Sequences, each: negatives are drawn for each target.  pool: once for a whole batch of all workers, for all its targets."""
+    sampling: Sampling = "uniform"
+    """Sequences: negatives by uniform, log-uniform (over popularity ranks), popularity, or in-batch (targets of the batch; for a
+    pool)."""
     positive: float = 4.0
     """Clicks: the least rating that counts as a click."""
     eval_fraction: float = 0.1
@@ -43,7 +49,7 @@ class MovieLensData:
         if self.task not in TASKS:
             raise ValueError(f"data.task must be 'clicks' or 'sequences', not {self.task!r}")
         check_whole("max_length", self.max_length)
-        check_whole("negatives", self.negatives, 0)
+        self._negatives()
         check_number("positive", self.positive)
         check_fraction("eval_fraction", self.eval_fraction)
 
@@ -56,7 +62,10 @@ class MovieLensData:
         histories = Histories(users, offsets, ratings.item, ratings.time)
         if not len(histories.long_enough()):
             raise DataError(f"{self.path}: no user has the {LEAST} ratings that a sequence needs")
-        return SequenceSource(histories, np.unique(ratings.item), split, seed, self.max_length, self.negatives)
+        return SequenceSource(histories, np.unique(ratings.item), split, seed, self.max_length, self._negatives())
+
+    def _negatives(self) -> Negatives:
+        return Negatives(self.negatives, self.negatives_from, self.sampling)
 
 
 class RatingSource:

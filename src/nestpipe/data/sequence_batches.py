@@ -3,8 +3,8 @@
 Every batch has the features
   history    the items i_1 .. i_n a model sees, the latest `max_length` of them;
   target     what follows each of them (train: i_2 .. i_{n+1}; eval: the one item after the last, length 1);
-  negatives  `negatives` uniform draws from the catalogue for each target, target by target (train only; a draw may hit
-             the target itself);
+  negatives  `negatives` draws from the catalogue for each target, target by target (train only; a draw may hit the
+             target itself); none where they are a pool of the whole batch (`pool.py`);
   time       n+1 time stamps, those of the history and that of the last target: numbers, not ids to embed;
 and, where the log has them, one value for each of the n+1 events of `time`, under their own names:
   action     the event's flags as bits;
@@ -29,6 +29,8 @@ import torch
 from nestpipe.data.batch import Batch
 from nestpipe.data.counter import derive, permutation
 from nestpipe.data.jagged import KeyedJaggedTensor
+from nestpipe.data.negatives import Negatives, Sampler, chances_of
+from nestpipe.data.pool import CataloguePool, Pool, TargetPool
 from nestpipe.data.sequence_kernels import build_sequences
 from nestpipe.data.stream import sample_ends
 
@@ -70,7 +72,13 @@ class SequenceSource:
     dense_features = 0
 
     def __init__(
-        self, histories: Histories, catalogue: np.ndarray, split: str, seed: int, max_length: int, negatives: int
+        self,
+        histories: Histories,
+        catalogue: np.ndarray,
+        split: str,
+        seed: int,
+        max_length: int,
+        negatives: int | Negatives,
     ) -> None:
         self.catalogue = catalogue
         """Every item, sorted, int64: what negatives are drawn from and what a full evaluation ranks."""
@@ -86,8 +94,34 @@ class SequenceSource:
         self._train = split == "train"
         self._seed = seed
         self._max_length = max_length
-        self._negatives = negatives if self._train else 0
         self._order: tuple[int, np.ndarray] = (-1, self._rows)
+        self.negatives = Negatives(negatives) if isinstance(negatives, int) else negatives
+        if self.negatives.sampling == "uniform" or not self._train:
+            self.sampler = Sampler.of(catalogue)
+        else:
+            self.sampler = Sampler.of(catalogue, chances_of(self.negatives.sampling, self._counts()))
+        self.pool = self._pool() if self._train and self.negatives.drawn_for == "pool" else None
+        """Negatives of whole batches; None where each target has its own."""
+        self._each = self.negatives.number if self._train and self.pool is None else 0
+
+    def _pool(self) -> Pool:
+        if self.negatives.sampling != "in-batch":
+            return CataloguePool(self.sampler, self.negatives.number, self._seed)
+        h = self.histories
+        settings = (h.offsets[:-1] + h.cut, self._targets(), h.items, self.negatives.number, self._seed)
+        return TargetPool(self._order_of, *settings)
+
+    def _targets(self) -> np.ndarray:
+        """How many each user has in training."""
+        return np.clip(self.histories.cut - 1, 0, self._max_length)
+
+    def _counts(self) -> np.ndarray:
+        """How often each item occurs in training; as a target, where negatives are other targets."""
+        if self.negatives.sampling != "in-batch":
+            return self.popularity()
+        h, counts = self.histories, self._targets()[self._rows]
+        places = spans((h.offsets[:-1] + h.cut)[self._rows] - counts, counts)
+        return np.bincount(np.searchsorted(self.catalogue, h.items[places]), minlength=len(self.catalogue))
 
     @property
     def longest(self) -> int:
@@ -106,8 +140,11 @@ class SequenceSource:
         if not self._train:
             return self._rows
         if self._order[0] != epoch:
-            self._order = (epoch, self._rows[permutation(self.extent, derive(self._seed, "order", epoch))])
+            self._order = (epoch, self._order_of(epoch))
         return self._order[1]
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        return self._rows[permutation(self.extent, derive(self._seed, "order", epoch))]
 
     def read(self, start: int, stop: int, epoch: int) -> Iterator[tuple[Batch, np.ndarray]]:
         rows = self._epoch_order(epoch)
@@ -117,7 +154,7 @@ class SequenceSource:
             yield self._build(chunk, key), sample_ends(at, len(chunk))
 
     def _build(self, rows: np.ndarray, key: np.uint64) -> Batch:
-        settings = (self.catalogue, self._train, self._max_length, self._negatives, key)
+        settings = (self.sampler, self._train, self._max_length, self._each, key)
         return build_batch(self.histories, rows, rows, *settings)
 
 
@@ -125,7 +162,7 @@ def build_batch(
     histories: Histories,
     rows: np.ndarray,
     numbers: np.ndarray,
-    catalogue: np.ndarray,
+    sampler: Sampler,
     train: bool,
     max_length: int,
     negatives: int,
@@ -133,14 +170,14 @@ def build_batch(
 ) -> Batch:
     """The samples of the users `rows`.  A user's negatives depend on `key` and on the user's number."""
     h, count = histories, len(rows)
-    lengths, values, lasts = build_sequences(
-        rows, numbers, h.offsets, h.cut, h.items, h.times, catalogue, train, max_length, negatives, key
-    )
+    events = (rows, numbers, h.offsets, h.cut, h.items, h.times)
+    draws = (sampler.items, sampler.keep, sampler.alias)
+    lengths, values, lasts = build_sequences(*events, *draws, train, max_length, negatives, key)
     names, weights = list(FEATURES), None
     if h.features:
-        events = lengths[3 * count :]
-        at = spans(lasts - events, events)
-        lengths = np.concatenate([lengths, *[events] * len(h.features)])
+        each = lengths[3 * count :]
+        at = spans(lasts - each, each)
+        lengths = np.concatenate([lengths, *[each] * len(h.features)])
         values = np.concatenate([values, *(feature[at] for feature in h.features.values())])
         names += h.features
     if h.weights is not None:

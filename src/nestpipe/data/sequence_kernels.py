@@ -6,35 +6,17 @@ import numba
 import numpy as np
 
 from nestpipe.data.counter import STEP, mix
-
-_S32 = np.uint64(32)
-_LOW32 = np.uint64(0xFFFFFFFF)
-
-
-@numba.njit(nogil=True, cache=True)
-def draw_uniform(out: np.ndarray, catalogue: np.ndarray, key: np.uint64) -> None:
-    """Fills `out` with uniform draws from `catalogue`, two from each 64 random bits.
-
-    32 bits times the size, top half: off by at most size / 2^32 from uniform.
-    """
-    size = np.uint64(catalogue.shape[0])
-    pairs = out.shape[0] // 2
-    for i in range(pairs):
-        bits = mix(key + np.uint64(i) * STEP)
-        out[2 * i] = catalogue[np.int64(((bits >> _S32) * size) >> _S32)]
-        out[2 * i + 1] = catalogue[np.int64(((bits & _LOW32) * size) >> _S32)]
-    if out.shape[0] % 2:
-        bits = mix(key + np.uint64(pairs) * STEP)
-        out[out.shape[0] - 1] = catalogue[np.int64(((bits >> _S32) * size) >> _S32)]
+from nestpipe.data.negatives_kernels import draw
 
 
 @numba.njit(nogil=True, cache=True)
 def build_sequences(  # type: ignore[no-untyped-def]
-    rows, numbers, offsets, cuts, items, times, catalogue, train, max_length, negatives, key
+    rows, numbers, offsets, cuts, items, times, catalogue, keep, alias, train, max_length, negatives, key
 ):
     """Lengths [4*B] and values of history, target, negatives and time of the users `rows`, feature-major.
 
-    And, for each of them, the place after the last event of its sample.
+    And, for each of them, the place after the last event of its sample.  Negatives are drawn by `keep` and `alias`
+    (`alias_table`), uniform where these are empty.
     """
     count = rows.shape[0]
     lengths = np.empty(4 * count, np.int64)
@@ -66,7 +48,7 @@ def build_sequences(  # type: ignore[no-untyped-def]
         values[at_target : at_target + terms] = items[stop - terms : stop]
         values[at_time : at_time + n + 1] = times[stop - 1 - n : stop]
         drawn = values[at_negative : at_negative + terms * negatives]
-        draw_uniform(drawn, catalogue, mix(key + np.uint64(numbers[b]) * STEP))
+        draw(drawn, catalogue, keep, alias, mix(key + np.uint64(numbers[b]) * STEP))
         at_history += n
         at_target += terms
         at_negative += terms * negatives

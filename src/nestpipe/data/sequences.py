@@ -8,6 +8,7 @@ import numpy as np
 
 from nestpipe.data.checks import check_fraction, check_number, check_split, check_whole
 from nestpipe.data.counter import derive
+from nestpipe.data.negatives import DrawnFor, Negatives, Sampling
 from nestpipe.data.sequence_batches import LEAST, Histories, SequenceSource
 from nestpipe.data.sequences_kernels import draw_histories, draw_lengths, item_ids
 
@@ -36,7 +37,12 @@ class SequencesData:
     order: float = 0.5
     """The chance that the next item follows from the present one."""
     negatives: int = 64
-    """Uniform draws from the catalogue for each target."""
+    """Draws from the catalogue for each target, or of a pool."""
+    negatives_from: DrawnFor = "each"
+    """each: negatives are drawn for each target.  pool: once for a whole batch of all workers, for all its targets."""
+    sampling: Sampling = "uniform"
+    """Negatives by uniform, log-uniform (over popularity ranks), popularity, or in-batch (targets of the batch; for a
+    pool)."""
 
     def __post_init__(self) -> None:
         check_whole("users", self.users)
@@ -48,7 +54,7 @@ class SequencesData:
         check_number("mean_length", self.mean_length, LEAST, 100_000)
         check_number("zipf", self.zipf, 0.0, 10.0)
         check_fraction("order", self.order)
-        check_whole("negatives", self.negatives, 0)
+        self._negatives()
 
     def open(self, split: str, seed: int) -> SequenceSource:
         check_split(split)
@@ -59,4 +65,7 @@ class SequencesData:
             offsets, ids, self.groups, float(self.zipf), float(self.order), derive(seed, "sequences", "walks")
         )
         histories = Histories(np.arange(self.users), offsets, items, times)
-        return SequenceSource(histories, np.sort(ids), split, seed, self.max_length, self.negatives)
+        return SequenceSource(histories, np.sort(ids), split, seed, self.max_length, self._negatives())
+
+    def _negatives(self) -> Negatives:
+        return Negatives(self.negatives, self.negatives_from, self.sampling)

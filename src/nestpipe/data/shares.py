@@ -9,11 +9,13 @@ streams, each has its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from nestpipe.data.batch import Batch
+from nestpipe.data.global_batches import GlobalBatches
+from nestpipe.data.pool import Pool
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Position, Stream
 
@@ -55,10 +57,15 @@ class SharedStream:
         streams: int | None = None,
         epochs: int | None = 1,
         positions: dict[int, Position] | None = None,
+        first: int = 0,
     ) -> None:
+        """`first`: how many global batches the run has handed out before `positions`."""
         self.source = source
         self.streams = workers if streams is None else streams
         self.shares = shares_of(rank, workers, self.streams)
+        self._pool: Pool | None = getattr(source, "pool", None)
+        self._batches = GlobalBatches(source.extent, source.piece, self.streams, batch_size, epochs)
+        self._next = first
         at = positions or {}
         self._streams = {
             share.stream: Stream(
@@ -84,11 +91,20 @@ class SharedStream:
                 parts.append(share.of(batch))
         if not parts:
             raise StopIteration
-        return Batch.concat(parts)
+        number, self._next = self._next, self._next + 1
+        batch = Batch.concat(parts)
+        if self._pool is None:
+            return batch
+        return replace(batch, shared={self._pool.feature: torch.from_numpy(self._pool.ids(number, self._batches))})
 
     def positions_after(self, batches: int) -> dict[int, Position]:
         """Where each stream of this worker's goes on after so many batches."""
         return {number: stream.position_after(batches) for number, stream in self._streams.items()}
+
+    @property
+    def epoch(self) -> int:
+        """The latest that a batch was handed out of."""
+        return max(stream.position.epoch for stream in self._streams.values())
 
     def fraction(self) -> float:
         return min(stream.fraction() for stream in self._streams.values())

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from nestpipe.comm.world import World
 from nestpipe.config.micro_batches import AUTO
 from nestpipe.config.recipe import Recipe
+from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError
-from nestpipe.data.stream import Stream
 from nestpipe.device.launches import waits_in_words
 from nestpipe.lab.advice import STORAGE, MeasuredVariant, ProfileFigures, Variant, advise
 from nestpipe.lab.limits import leave_out, leave_out_tables
@@ -104,7 +104,7 @@ def profile(recipe: Recipe, seconds: float, world: World, tell: Callable[[float,
             taken[variant] = turns.take(variant, steps)
         rounds.append(taken)
         took = _slowest(world, time.perf_counter() - begin)
-    epochs = int(_slowest(world, turns.stream.position.epoch))
+    epochs = int(_slowest(world, turns.stream.epoch))
     if epochs:
         notes.append(f"the data ended and started again {epochs} time" + "s" * (epochs > 1))
     if len(rounds) < LEAST_ROUNDS:
@@ -145,7 +145,8 @@ class _Turns:
         self._recipe, self._world = recipe, world
         prepare_data(recipe, world)
         self._source = open_source(recipe, "train", world)
-        self.stream = Stream(self._source, recipe.train.batch_size, rank=world.rank, workers=world.size, epochs=None)
+        size = recipe.train.batch_size
+        self.stream = SharedStream(self._source, size, rank=world.rank, workers=world.size, epochs=None)
         self.tables: list[KeyedRows] = []
         self.device_notes: dict[Variant, str] = {}
         """Of variants that ran on a device: how the host waited for it."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from nestpipe.config.own_class import Kinds, is_own
+from nestpipe.data.negatives import Sampler
 from nestpipe.data.source import Source
 from nestpipe.models.contract import config_of, construct, own_model
 from nestpipe.models.dlrm import DLRM
 from nestpipe.models.fuxi import FuXi
 from nestpipe.models.hstu import HSTU
-from nestpipe.models.next_item import NextItemModel
+from nestpipe.models.next_item import POOL_AND_SHARING, NextItemModel
 from nestpipe.models.timed import Timed
 from nestpipe.tables.config import TableDefaults
 
@@ -47,4 +48,18 @@ def make_model(kind: str, config: object, source: Source, tables: TableDefaults)
             f"batches have histories of {longest} items: raise model.max_length ({config.max_length}), "  # type: ignore[attr-defined]
             "or lower data.max_length"
         )
-    return construct(MODELS[kind], where, config, source, tables)
+    model = construct(MODELS[kind], where, config, source, tables)
+    if isinstance(model, NextItemModel):
+        _fit_negatives(model, source)
+    return model
+
+
+def _fit_negatives(model: NextItemModel, source: Source) -> None:
+    """Tells the model how the data draws negatives.  ValueError if they do not go together."""
+    if getattr(source, "pool", None) is not None and model.config.sharing != "none":
+        raise ValueError(POOL_AND_SHARING)
+    if model.chances is not None:
+        sampler = getattr(source, "sampler", None)
+        if not isinstance(sampler, Sampler):
+            raise ValueError("model.logq needs data that knows the chances of its negatives: set model.logq = false")
+        model.chances.set(sampler.items, sampler.log_chances())

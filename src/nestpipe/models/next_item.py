@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,18 @@ from torch.nn import functional
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.models.flops import Cost, Trained
-from nestpipe.nn.collections import EmbeddingCollection
+from nestpipe.models.item_chances import ItemChances
+from nestpipe.nn.collections import EmbeddingCollection, UniqueRows
 from nestpipe.ops.dropout import dropout
 from nestpipe.ops.lookup import lookup
-from nestpipe.ops.sampled_softmax import SHORTEST, sampled_softmax_loss
+from nestpipe.ops.sampled_softmax import SHORTEST, pooled_softmax_loss, sampled_softmax_loss
+from nestpipe.ops.sharing import share
 from nestpipe.tables.config import TableDefaults
+
+POOL_AND_SHARING = (
+    "model.sharing shares the negatives of positions, but with data.negatives_from = 'pool' all have the same: set "
+    "model.sharing = 'none', or data.negatives_from = 'each'"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,13 @@ class NextItemConfig:
     """Share of the values that dropout zeroes while training."""
     temperature: float = 0.05
     """Divides the similarities before the softmax."""
+    sharing: Literal["none", "logits", "negatives"] = "none"
+    """What positions of one history share, to count more negatives than are drawn.  logits: those of another position, as
+    they are.  negatives: another position's, with this one's query."""
+    sharing_factor: int = 2
+    """With sharing: how many times the negatives that are drawn."""
+    logq: bool = False
+    """Subtracts the logarithm of an item's chance to be drawn from its logit: for data.sampling other than uniform."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "blocks", "heads", "max_length"):
@@ -46,14 +61,21 @@ class NextItemConfig:
             raise ValueError(f"model.dropout must be in [0, 1), not {self.dropout}")
         if not self.temperature > 0:
             raise ValueError(f"model.temperature must be above 0, not {self.temperature}")
+        if self.sharing not in ("none", "logits", "negatives"):
+            raise ValueError(f"model.sharing must be 'none', 'logits' or 'negatives', not {self.sharing!r}")
+        if self.sharing_factor < 2:
+            raise ValueError(
+                f"model.sharing_factor must be at least 2, not {self.sharing_factor}; to share nothing, set model.sharing = "
+                "'none'"
+            )
 
 
 class NextItemModel(nn.Module):
     """Next-item prediction: in training, the mean sampled-softmax loss over all positions; else a query per user.
 
     Features: `history` [n ids], `target` (the next item of every position; one in evaluation), `negatives` (the same
-    number for every position), `time` [n + 1 times].  Outputs: a unit vector [B, dim] for each user's last position, to
-    be scored against unit item vectors.
+    number for every position, or a pool in `batch.shared`), `time` [n + 1 times].  Outputs: a unit vector [B, dim] for
+    each user's last position, to be scored against unit item vectors.
     """
 
     table = "item"
@@ -65,6 +87,7 @@ class NextItemModel(nn.Module):
         self.config = config
         self.sparse = EmbeddingCollection([tables.sequence(self.table, config.dim, ["history", "target", "negatives"])])
         self.places = nn.Parameter(torch.empty(config.max_length, config.dim).normal_(0, 0.02))
+        self.chances = ItemChances() if config.logq else None
         self.trained = Trained()
 
     def encode(self, x: Tensor, history: JaggedTensor, time: JaggedTensor) -> Tensor:
@@ -86,20 +109,45 @@ class NextItemModel(nn.Module):
         last = functional.normalize(queries.detach()[jagged.offsets()[1:] - 1], dim=1, eps=SHORTEST)
         if not self.training:
             return queries.new_zeros(()), last
+        self.trained.add(known)
         target, negatives = found["target"], found["negatives"]
         if not torch.equal(target.feature.lengths_on_host(), known):
             raise ValueError(
                 f"{self._name} trains on one target per history position, but 'target' and 'history' differ in length"
             )
+        log_q = self._log_q(rows.shape[0], target, negatives)
+        if "negatives" in batch.shared:
+            loss = self._pooled_loss(queries, rows, target.index, negatives.index, batch.shared["negatives"], log_q)
+            return loss, last
         each = negatives.index.numel() // max(1, target.index.numel())
         if each < 1 or not torch.equal(negatives.feature.lengths_on_host(), each * known):
             raise ValueError(
                 f"{self._name} needs the same number of negatives, at least one, for every history position"
             )
-        self.trained.add(known)
         chosen = negatives.index.view(-1, each)
-        loss = sampled_softmax_loss(queries, rows, target.index, chosen, self.config.temperature)
+        settings = self.config
+        sharing = None if settings.sharing == "none" else share(settings.sharing, settings.sharing_factor, jagged)
+        loss = sampled_softmax_loss(queries, rows, target.index, chosen, settings.temperature, sharing, log_q)
         return loss, last
+
+    def _pooled_loss(
+        self, queries: Tensor, rows: Tensor, target: Tensor, pool: Tensor, drawn: Tensor, log_q: Tensor | None
+    ) -> Tensor:
+        if self.config.sharing != "none":
+            raise ValueError(POOL_AND_SHARING)
+        if pool.numel() != drawn.numel() or not pool.numel():
+            raise ValueError(
+                f"{self._name} needs the {drawn.numel()} negatives of batch.shared, at least one, as its only negatives, but "
+                f"there are {pool.numel()}: use batch.with_shared_ids(), and samples without negatives"
+            )
+        return pooled_softmax_loss(queries, rows, target, pool, self.config.temperature, log_q)
+
+    def _log_q(self, rows: int, *drawn: UniqueRows) -> Tensor | None:
+        """[rows]: the logarithm of each row's chance, where the model corrects by it.  Of rows not in `drawn`, anything."""
+        if self.chances is None:
+            return None
+        ids, index = (torch.cat(parts) for parts in zip(*((d.feature.values(), d.index.long()) for d in drawn)))
+        return self.chances(ids.new_zeros(rows).scatter_(0, index, ids))
 
     def item_vectors(self, rows: Tensor) -> Tensor:
         """What a query is multiplied with to score an item, from the items' rows."""

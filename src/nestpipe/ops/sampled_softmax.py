@@ -2,7 +2,8 @@
 
 A batch has some 10,000 positions with 128 negatives each, but only a few thousand distinct items.  So cosines are
 computed from the distinct rows and an index, row by row in cache; a tensor [positions, negatives, D] never exists.
-Lengths are divided out of the products, not out of the vectors, which would be a dozen passes over them.
+Lengths are divided out of the products, not out of the vectors, which would be a dozen passes over them.  A device goes
+by segments of positions (`cosine_segments.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +17,74 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from nestpipe.ops.cosine_segments import SHORTEST, SegmentedCosines
 from nestpipe.ops.host import has_kernels
 from nestpipe.ops.lookup import lookup
+from nestpipe.ops.sharing import LOGITS, NEGATIVES, Sharing
 
-SHORTEST = 1e-6
-"""A shorter vector counts as one of this length."""
+EXCLUDED = -5e4
+"""The logit of a negative that does not count: its share of a softmax is 0."""
 
 
 def sampled_softmax_loss(
-    queries: Tensor, rows: Tensor, target: Tensor, negatives: Tensor, temperature: float
+    queries: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    negatives: Tensor,
+    temperature: float,
+    sharing: Sharing | None = None,
+    log_q: Tensor | None = None,
 ) -> Tensor:
-    """Mean of -log p(target | target and negatives), by cosines.  A negative equal to its target does not count."""
+    """Mean of -log p(target | target and negatives), by cosines.  A negative equal to its target does not count.
+
+    `sharing` adds the negatives of other positions.  `log_q` [rows] is the logarithm of each row's chance to be drawn,
+    which is subtracted from its logit, the target's included.
+    """
+    own = negatives
+    if sharing is not None and sharing.kind == NEGATIVES:
+        negatives = torch.cat([own, *(own[other] for other in sharing.others)], dim=1)
     index = torch.cat([target[:, None], negatives], dim=1)
     logits = indexed_cosines(queries, rows, index) / temperature
+    if log_q is not None:
+        logits = logits - log_q[index.long()]
     collides = functional.pad(negatives == target[:, None], (1, 0))
-    logits = logits.masked_fill(collides, -5e4)
+    if sharing is not None and sharing.kind == NEGATIVES:
+        collides[:, 1 + own.shape[1] :] |= _missing(sharing, own.shape[1])
+    logits = logits.masked_fill(collides, EXCLUDED)
+    if sharing is not None and sharing.kind == LOGITS:
+        # Of every position's logits, each other position takes all but the target's.  No two take them for one turn.
+        others = torch.cat([lookup(logits, other)[:, 1:] for other in sharing.others], dim=1)
+        collides = torch.cat([own[other] == target[:, None] for other in sharing.others], dim=1)
+        others = others.masked_fill(collides | _missing(sharing, own.shape[1]), EXCLUDED)
+        logits = torch.cat([logits, others], dim=1)
     return -functional.log_softmax(logits, dim=1)[:, 0].mean()
+
+
+def pooled_softmax_loss(
+    queries: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    pool: Tensor,
+    temperature: float,
+    log_q: Tensor | None = None,
+) -> Tensor:
+    """As `sampled_softmax_loss`, of negatives [R] that all positions have in common: products of matrices."""
+    positive = indexed_cosines(queries, rows, target[:, None])
+    dtype = positive.dtype
+    with torch.autocast(queries.device.type, enabled=False):
+        unit = functional.normalize(queries.to(dtype), dim=1, eps=SHORTEST)
+        vectors = functional.normalize(lookup(rows.to(dtype), pool.long()), dim=1, eps=SHORTEST)
+        logits = torch.cat([positive, unit @ vectors.t()], dim=1) / temperature
+    if log_q is not None:
+        logits = logits - torch.cat([log_q[target.long()][:, None], log_q[pool.long()].expand(len(target), -1)], dim=1)
+    collides = functional.pad(pool == target[:, None], (1, 0))
+    return -functional.log_softmax(logits.masked_fill(collides, EXCLUDED), dim=1)[:, 0].mean()
+
+
+def _missing(sharing: Sharing, each: int) -> Tensor:
+    """[n, others * each]: True where a history is too short to have that other position."""
+    others, positions = sharing.counts.shape
+    return (~sharing.counts).t().unsqueeze(2).expand(positions, others, each).reshape(positions, others * each)
 
 
 def indexed_cosines(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
@@ -42,7 +95,8 @@ def indexed_cosines(queries: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     dtype = torch.promote_types(queries.dtype, rows.dtype)
     queries, rows = queries.to(dtype), rows.to(dtype)
     if not has_kernels(queries):
-        return indexed_cosines_reference(queries, rows, index)
+        in_segments: Tensor = SegmentedCosines.apply(queries, rows, index)
+        return in_segments
     found: Tensor = IndexedCosines.apply(queries.contiguous(), rows.contiguous(), index.contiguous())
     return found
 

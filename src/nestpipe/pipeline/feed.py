@@ -37,7 +37,8 @@ class BatchFeed:
             return []
         if not isinstance(batch, Batch):
             raise TypeError(f"the iterator must give nestpipe.Batch, not {type(batch).__name__}")
-        return cluster(batch, micro_batches, self._features) if self._clustering else batch.split(micro_batches)
+        parts = cluster(batch, micro_batches, self._features) if self._clustering else batch.split(micro_batches)
+        return [part.with_shared_ids() for part in parts]
 
     def stop(self) -> None:
         """No batch after one that could not be loaded."""

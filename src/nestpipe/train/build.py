@@ -171,8 +171,10 @@ def train_stream(
     world: World,
     streams: int | None = None,
     positions: dict[int, Position] | None = None,
+    first: int = 0,
 ) -> SharedStream:
-    """This worker's batches; of a run that goes on, from `positions` of as many `streams` as it began with."""
+    """This worker's batches; of a run that goes on after `first` of them, from `positions` of as many `streams` as it
+    began with."""
     section = recipe.train
     streams = section.streams if streams is None else streams
     epochs = section.epochs if section.epochs or section.steps else 1
@@ -184,4 +186,5 @@ def train_stream(
         streams=streams,
         epochs=epochs,
         positions=positions,
+        first=first,
     )

@@ -85,7 +85,7 @@ class Resumed:
         skipped = skipped_of(source)
         if skipped is not None:
             skipped.go_on(data["skipped"])
-        return train_stream(recipe, source, world, len(positions), positions)
+        return train_stream(recipe, source, world, len(positions), positions, self.step)
 
     def positions(self) -> dict[int, Position]:
         """The saved position of each data stream."""

@@ -20,6 +20,7 @@ from nestpipe.data.interactions.events import Progress
 from nestpipe.data.interactions.grouping import Filters
 from nestpipe.data.interactions.histories import Block, Reading, cached_blocks, grouped_blocks, is_grouped
 from nestpipe.data.interactions.streamed import StreamedSequences
+from nestpipe.data.negatives import DrawnFor, Negatives, Sampling
 from nestpipe.data.paths import NoSuchFiles, find_files
 from nestpipe.data.sequence_batches import FEATURES, LEAST, SequenceSource
 from nestpipe.data.source import DataError
@@ -76,7 +77,12 @@ class InteractionsData:
     max_length: int = 200
     """The longest history in a batch."""
     negatives: int = 128
-    """Uniform draws from the catalogue for each target."""
+    """Draws from the catalogue for each target, or of a pool."""
+    negatives_from: DrawnFor = "each"
+    """each: negatives are drawn for each target.  pool: once for a whole batch of all workers, for all its targets."""
+    sampling: Sampling = "uniform"
+    """Negatives by uniform, log-uniform (over popularity ranks), popularity, or in-batch (targets of the batch; for a
+    pool)."""
     shuffle: int | None = None
     """None: every worker has all histories in memory, and trains them in a new order of all users in every epoch.  N: they
     are read from the cache in blocks of N users, which are shuffled, for histories that are larger than memory."""
@@ -114,7 +120,12 @@ class InteractionsData:
             check_whole(name, getattr(self, name))
         if self.last is not None:
             check_whole("last", self.last, LEAST)
-        check_whole("negatives", self.negatives, 0)
+        self._negatives()
+        if self.sampling == "in-batch" and self.shuffle is not None:
+            raise ValueError(
+                "data.sampling = 'in-batch' needs all histories in memory: leave data.shuffle out, or set data.sampling = "
+                "'popularity', whose draws are distributed like the targets of batches"
+            )
         if (self.split == "time") != (self.split_time is not None):
             raise ValueError("data.split_time goes with data.split = 'time': set both or neither")
         if self.delimiter is not None and len(self.delimiter) != 1:
@@ -138,17 +149,23 @@ class InteractionsData:
                 raise DataError(f"data.shuffle needs a log of events, but {files[0]} is grouped already: leave it out")
             return self._source(list(grouped_blocks(files, self._columns())), None, split, seed, {})
         prepared = self._preparation(files).make(lambda done, what: None)
-        catalogue = pq.read_table(prepared.path / "catalogue.parquet", columns=["item"])["item"].to_numpy()
+        counted = pq.read_table(prepared.path / "catalogue.parquet", columns=["item", "events"])
+        catalogue, events = (counted[name].to_numpy() for name in ("item", "events"))
         if self.shuffle is not None:
-            return self._streamed(prepared, catalogue, split, seed)
+            return self._streamed(prepared, catalogue, events, split, seed)
         self._check_size(prepared)
         blocks, digest = list(cached_blocks(prepared.files())), prepared.path.name
         return self._source(blocks, catalogue, split, seed, prepared.statistics, digest)
 
-    def _streamed(self, prepared: Prepared, catalogue: np.ndarray, split: str, seed: int) -> StreamedSequences:
+    def _negatives(self) -> Negatives:
+        return Negatives(self.negatives, self.negatives_from, self.sampling)
+
+    def _streamed(
+        self, prepared: Prepared, catalogue: np.ndarray, events: np.ndarray, split: str, seed: int
+    ) -> StreamedSequences:
         assert self.shuffle is not None
         reading = Reading(prepared.statistics["unit"], self.split_time, (*self.context, *self.candidate))
-        settings = (self.max_length, self.negatives, self.shuffle)
+        settings = (self.max_length, self._negatives(), self.shuffle, events)
         source = StreamedSequences(prepared.files(), reading, catalogue, split, seed, *settings)
         source.statistics, source.digest = prepared.statistics, prepared.path.name
         return source
@@ -174,7 +191,7 @@ class InteractionsData:
             after = " after its filters" if len(statistics.get("stages", [])) > 1 else ""
             raise DataError(f"data.paths: no user has the {LEAST} events{after} that a sequence needs")
         items = np.unique(histories.items) if catalogue is None else catalogue
-        source = SequenceSource(histories, items, split, seed, self.max_length, self.negatives)
+        source = SequenceSource(histories, items, split, seed, self.max_length, self._negatives())
         source.statistics = statistics
         source.digest = digest
         return source

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 from nestpipe.data.batch import Batch
 from nestpipe.data.counter import derive
 from nestpipe.data.interactions.histories import Reading, cached_block
+from nestpipe.data.negatives import Negatives, Sampler, chances_of
 from nestpipe.data.parquet_rows import ParquetRows
+from nestpipe.data.pool import CataloguePool, Pool
 from nestpipe.data.sequence_batches import CHUNK, FEATURES, build_batch
 from nestpipe.files.location import Location
 
@@ -33,9 +35,11 @@ class StreamedSequences:
         split: str,
         seed: int,
         max_length: int,
-        negatives: int,
+        negatives: Negatives,
         shuffle: int,
+        events: np.ndarray,
     ) -> None:
+        """`events`: how often each item of the catalogue occurs in the log, held-out events included."""
         self.catalogue = catalogue
         self.statistics: dict[str, Any] = {}
         self.digest: str | None = None
@@ -52,7 +56,12 @@ class StreamedSequences:
         )
         self.extent, self.piece = self._rows.extent, self._rows.piece
         self._reading, self._split, self._seed = reading, split, seed
-        self._max_length, self._negatives = max_length, negatives if self._train else 0
+        self._max_length, self.negatives = max_length, negatives
+        self.sampler = Sampler.of(catalogue, chances_of(negatives.sampling, events) if self._train else None)
+        pooled = self._train and negatives.drawn_for == "pool"
+        self.pool: Pool | None = CataloguePool(self.sampler, negatives.number, seed) if pooled else None
+        """Negatives of whole batches; None where each target has its own."""
+        self._each = negatives.number if self._train and not pooled else 0
 
     @property
     def longest(self) -> int:
@@ -72,5 +81,5 @@ class StreamedSequences:
             order, ends = order[good[order]], rows.ends[good[order]]
             for at in range(0, len(order), CHUNK):
                 users = order[at : at + CHUNK]
-                settings = (self.catalogue, self._train, self._max_length, self._negatives, key)
+                settings = (self.sampler, self._train, self._max_length, self._each, key)
                 yield build_batch(histories, users, numbers[users], *settings), ends[at : at + CHUNK]
