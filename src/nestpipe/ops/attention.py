@@ -36,6 +36,9 @@ CHANNELS = {SCORE_BIAS: 1, THREE_CHANNELS: 3, TWO_CHANNELS: 2}
 ROWS, COLUMNS = 64, 256
 """Pairs of a tile: places that look back, and those that they look at.  Results depend on it in their last bits."""
 
+LANES = 16
+"""Rows of a tile begin at multiples of so many numbers."""
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -197,8 +200,16 @@ class JaggedAttention(torch.autograd.Function):
         out = v.new_empty(int(starts[-1]), attention.channels * v.shape[1])
         given = _given(saved, events, attention)
         if gemm := gemm_address(v.dtype):
-            room = v.new_empty(3, ROWS * COLUMNS)
-            kernels.attend(gemm, *given, ROWS, COLUMNS, room.numpy(), out.numpy())
+            step = -(-v.shape[1] // LANES) * LANES
+            sizes = (
+                (3, ROWS * COLUMNS),
+                (ROWS, step),
+                (COLUMNS, step),
+                (COLUMNS, step),
+                (ROWS, attention.channels * step),
+            )
+            room = tuple(v.new_empty(size).numpy() for size in sizes)
+            kernels.attend(gemm, *given, ROWS, COLUMNS, room, out.numpy())
         else:
             attend_by_blocks(*given, ROWS, out.numpy())
         return out

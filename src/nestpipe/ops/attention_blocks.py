@@ -68,11 +68,11 @@ def attend_by_blocks(
     q, k, v = (torch.from_numpy(a) for a in vectors)
     to = torch.from_numpy(out)
     for block in _blocks(starts, pairs, rows):
-        values = v[block.seen]
+        values = v[block.seen].clone()  # products may depend on where a matrix begins: a copy begins at a cache line
         of_time, of_place = block.biases(v)
         found: list[Tensor] = []
         if mode != TWO_CHANNELS:
-            scores = _by_head(q[block.asked], heads) @ _by_head(k[block.seen], heads).mT
+            scores = _by_head(q[block.asked].clone(), heads) @ _by_head(k[block.seen].clone(), heads).mT
             flat = of_time.view(-1).numpy(), of_place.view(-1).numpy()
             for score in scores:
                 weigh(*block.tile, score.view(-1).numpy(), *flat, mode == SCORE_BIAS, scale)

@@ -61,20 +61,37 @@ def weigh_backward(low, left, r, c, scores, grads, of_time, of_place, biased, sc
         g[seen:] = 0
 
 
+@numba.njit(nogil=True, error_model="numpy")
+def _copy(source, first, count, to):  # type: ignore[no-untyped-def]
+    """to[i] = source[first + i], for `count` rows of the narrower one's width."""
+    width = min(source.shape[1], to.shape[1])
+    for i in range(count):
+        x, y = source[first + i], to[i]
+        for j in range(width):
+            y[j] = x[j]
+
+
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def attend(gemm, vectors, starts, events, mode, heads, scale, rows, columns, room, out):  # type: ignore[no-untyped-def]
-    """Fills `out`, channels side by side.  vectors: q, k and v; starts: of queries, of keys; room [3, rows * columns]."""
+    """Fills `out`, channels side by side.  vectors: q, k and v; starts: of queries, of keys.
+
+    A library's products may depend on where a matrix begins in memory.  So a tile's queries, keys, values and sums are
+    copied to and from the same places of `room`, whatever came before them: the same tile gives the same bits.
+    room: [3, rows * columns], [rows, step], [columns, step] twice, [rows, channels * step], with step >= the width of v.
+    """
     q, k, v = vectors
     query_starts, key_starts = starts
     times, thresholds, kind, by_place, by_time = events
-    d, wide, size = v.shape[1], out.shape[1], v.itemsize
-    w = d // heads
+    pairs, queries, keys, values, sums = room
+    d, size = v.shape[1], v.itemsize
+    w, step, wide = d // heads, values.shape[1], sums.shape[1]
     zero = scale * 0
     one = zero + 1
     products = gemm, np.empty(CELLS, np.int64), np.empty(2, v.dtype)
     prepare(products)
-    scores, of_time, of_place = room[0], room[1], room[2]
+    scores, of_time, of_place = pairs[0], pairs[1], pairs[2]
     at_scores, at_time, at_place = scores.ctypes.data, of_time.ctypes.data, of_place.ctypes.data
+    at_q, at_k, at_v, to = queries.ctypes.data, keys.ctypes.data, values.ctypes.data, sums.ctypes.data
     for b in range(key_starts.shape[0] - 1):
         n = key_starts[b + 1] - key_starts[b]
         low = n - (query_starts[b + 1] - query_starts[b])
@@ -84,24 +101,30 @@ def attend(gemm, vectors, starts, events, mode, heads, scale, rows, columns, roo
         while low < n:
             high = min(n, (low // rows + 1) * rows)
             r = high - low
-            at_q = q.ctypes.data + size * d * (shift + low)
-            to = out.ctypes.data + size * wide * (shift + low)
+            if mode != TWO_CHANNELS:
+                _copy(q, shift + low, r, queries)
             for left in range(0, high, columns):
                 c = min(columns, high - left)
                 add = one if left else zero
-                from_k = size * d * (key_starts[b] + left)
-                at_k, at_v = k.ctypes.data + from_k, v.ctypes.data + from_k
+                _copy(v, key_starts[b] + left, c, values)
                 biases(low, left, r, c, history, of_time, of_place)
                 if mode != TWO_CHANNELS:
+                    _copy(k, key_starts[b] + left, c, keys)
                     for h in range(heads):
                         head = size * h * w
-                        multiply(products, False, True, r, c, w, at_q + head, d, at_k + head, d, zero, at_scores, c)
+                        multiply(
+                            products, False, True, r, c, w, at_q + head, step, at_k + head, step, zero, at_scores, c
+                        )
                         weigh(low, left, r, c, scores, of_time, of_place, mode == SCORE_BIAS, scale)
-                        multiply(products, False, False, r, w, c, at_scores, c, at_v + head, d, add, to + head, wide)
+                        multiply(products, False, False, r, w, c, at_scores, c, at_v + head, step, add, to + head, wide)
                 if mode != SCORE_BIAS:
-                    channel = to + (size * d if mode == THREE_CHANNELS else 0)
-                    multiply(products, False, False, r, d, c, at_time, c, at_v, d, add, channel, wide)
-                    multiply(products, False, False, r, d, c, at_place, c, at_v, d, add, channel + size * d, wide)
+                    channel = to + (size * step if mode == THREE_CHANNELS else 0)
+                    multiply(products, False, False, r, d, c, at_time, c, at_v, step, add, channel, wide)
+                    multiply(products, False, False, r, d, c, at_place, c, at_v, step, add, channel + size * step, wide)
+            for channel in range(out.shape[1] // d):
+                _copy(
+                    sums[:, channel * step : channel * step + d], 0, r, out[shift + low : shift + high, channel * d :]
+                )
             low = high
 
 
