@@ -132,7 +132,7 @@ def test_event_logs_have_random_ties_too(kinds: dict[str, Any], kind: str) -> No
         found = {}
         for batch, _ in source.read(0, source.extent, 0):
             for b, user in enumerate(batch.extras["user"].tolist()):
-                parts = {name: batch.sparse_features[name] for name in batch.sparse_features}
+                parts = {name: batch.sparse_features[name] for name in source.features}
                 own = {name: part.to_dense()[b].tolist() for name, part in parts.items()}
                 own["weight"] = [w for name in ("history", "target") for w in weights(parts[name], b)]
                 found[user] = own
