@@ -31,7 +31,7 @@ def make_model(kind: str, config: object, source: Source, tables: TableDefaults)
     next_item = issubclass(MODELS[kind], NextItemModel)
     if next_item and not sequences:
         raise ValueError(
-            f"{where} needs sequences: data.kind 'interactions' or 'sequences', or 'movielens' with data.task "
+            f"{where} needs sequences: data.kind 'interactions', 'sequences' or 'histories', or 'movielens' with data.task "
             "'sequences'"
         )
     if not next_item and sequences:
