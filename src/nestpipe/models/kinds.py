@@ -10,10 +10,11 @@ from nestpipe.models.contract import config_of, construct, own_model
 from nestpipe.models.dlrm import DLRM
 from nestpipe.models.hstu import HSTU
 from nestpipe.models.next_item import NextItemModel
+from nestpipe.models.sasrec import SASRec
 from nestpipe.models.timed import Timed
 from nestpipe.tables.config import TableDefaults
 
-MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "timed": Timed}
+MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "sasrec": SASRec, "timed": Timed}
 
 KINDS = Kinds(
     {kind: config_of(model, kind) for kind, model in MODELS.items()},
