@@ -4,8 +4,9 @@
     nestpipe train recipe.toml --workers 2
     nestpipe verify recipe.toml --workers 2 --steps 20  # is it bit for bit `serial`?
 
-SASRec is a causal transformer over a user's history, with learned positions.  The loss is that of the built-in HSTU, so
-the two can be compared: set model.kind = "hstu" in the recipe.
+SASRec is a causal transformer over a user's history, with learned positions.  The loss is that of the built-in models,
+so they can be compared: set model.kind = "hstu" or "sasrec" in the recipe.  The built-in SASRec normalises as the
+original does and pads nothing; this one is an example of a class of your own.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 from nestpipe.data.clicks import ClicksData
 from nestpipe.data.criteo import CriteoData
 from nestpipe.data.interactions.data import InteractionsData
+from nestpipe.data.long_histories import LongHistoriesData
 from nestpipe.data.movielens import MovieLensData
 from nestpipe.data.parquet import ParquetData
 from nestpipe.data.sequences import SequencesData
@@ -28,6 +29,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "clicks": ClicksData(features=3, ids=[50, 9, 1], hot=[1, 3, 1], dense=2, samples=SAMPLES, eval_samples=40),
         "sequences": SequencesData(users=SAMPLES, items=40, groups=4, max_length=9, mean_length=8, negatives=3),
+        "histories": LongHistoriesData(
+            users=SAMPLES, items=40, groups=4, median_length=8, max_length=9, negatives=3, eval_users=SAMPLES
+        ),
         "movielens-clicks": MovieLensData(ratings, task="clicks"),
         "movielens-sequences": MovieLensData(ratings, max_length=7, negatives=3),
         "interactions": InteractionsData(

@@ -17,6 +17,7 @@ from nestpipe.models.flops import Cost, Trained, measured_peak
 from nestpipe.models.fuxi import FuXi, FuXiConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
 from nestpipe.models.next_item import NextItemModel
+from nestpipe.models.sasrec import SASRec, SASRecConfig
 from nestpipe.train.utilisation import utilisation_in_words
 
 COMMON: dict[str, Any] = {"dim": 12, "blocks": 3, "heads": 2, "max_length": 7, "dropout": 0.0}
@@ -26,6 +27,7 @@ MODELS: dict[str, NextItemModel] = {
     "alpha": FuXi(FuXiConfig(**COMMON)),
     "alpha, wide": FuXi(FuXiConfig(**COMMON, feed_forward=2.5)),
     "beta": FuXi(FuXiConfig(**COMMON, variant="beta")),
+    "sasrec": SASRec(SASRecConfig(**COMMON, hidden=9)),
     "gamma": FuXi(FuXiConfig(**COMMON, variant="gamma")),
 }
 

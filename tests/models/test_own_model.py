@@ -53,7 +53,7 @@ def test_a_class_gets_what_it_names() -> None:
     assert make_model("own_models:NextItem", config, sequences, TableDefaults()).items == len(sequences.catalogue)
     assert isinstance(make_model("dlrm", DLRMConfig(), clicks, TableDefaults()), DLRM)
     assert set(KINDS) == set(MODELS)
-    with pytest.raises(ValueError, match=r"sequences need model\.kind 'hstu', .* or a class of your own"):
+    with pytest.raises(ValueError, match=r"sequences need model\.kind 'hstu', .*or a class of your own"):
         make_model("dlrm", DLRMConfig(), sequences, TableDefaults())
 
 

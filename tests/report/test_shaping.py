@@ -159,6 +159,9 @@ def test_data_that_a_reader_told_of(tmp_path: Path) -> None:
     names = [bar["name"] for bar in data["histogram"]]
     assert names[:3] == ["up to 5", "6 to 10", "11 to 20"] and names[-1] == "over 500"
     assert sum(bar["users"] for bar in data["histogram"]) == 6034
+    told = a_data(ties={"events": 5, "users": 2, "last": 1, "order": "meta"})
+    (run / "data.json").write_text(json.dumps(told))
+    assert read(run)["data"]["ties"] == told["ties"]
     assert data["ties"] == {"events": 541_000, "users": 6034} and data["notes"] == ["Ratings below 4 count as events."]
 
 

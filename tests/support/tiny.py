@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from nestpipe.data.batch import Batch
 
-KIND_NAMES = ["clicks", "sequences", "movielens-clicks", "movielens-sequences", "interactions",
+KIND_NAMES = ["clicks", "sequences", "histories", "movielens-clicks", "movielens-sequences", "interactions",
               "interactions-streamed", "criteo", "parquet", "parquet-shuffled"]  # fmt: skip
 SAMPLES = 137
 

@@ -48,6 +48,9 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
     if popular := summary.get("by_popularity"):
         figures = "  ".join(f"{name.upper()} {value:.4f}" for name, value in popular.items() if name != "samples")
         console.print(f"most popular items instead of the model: {figures}")
+    if best := summary.get("best_possible"):
+        figures = "  ".join(f"{name.upper()} {value:.4f}" for name, value in best.items() if name != "users")
+        console.print(f"best possible, over {best['users']:,} users: {figures}")
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}")
     if page is not None:
         console.print(f"page {page}")

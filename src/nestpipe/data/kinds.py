@@ -6,6 +6,7 @@ from nestpipe.config.own_class import Kinds
 from nestpipe.data.clicks import ClicksData
 from nestpipe.data.criteo import CriteoData
 from nestpipe.data.interactions.data import InteractionsData
+from nestpipe.data.long_histories import LongHistoriesData
 from nestpipe.data.movielens import MovieLensData
 from nestpipe.data.own import own_data
 from nestpipe.data.parquet import ParquetData
@@ -14,6 +15,7 @@ from nestpipe.data.sequences import SequencesData
 BUILT_IN: dict[str, type] = {
     "clicks": ClicksData,
     "sequences": SequencesData,
+    "histories": LongHistoriesData,
     "movielens": MovieLensData,
     "interactions": InteractionsData,
     "criteo": CriteoData,

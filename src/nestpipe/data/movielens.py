@@ -11,12 +11,14 @@ import torch
 from nestpipe.data.batch import Batch
 from nestpipe.data.checks import check_fraction, check_number, check_split, check_text, check_whole
 from nestpipe.data.counter import derive, permutation
+from nestpipe.data.history_lengths import describe_lengths
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.data.negatives import DrawnFor, Negatives, Sampling
 from nestpipe.data.ratings import Ratings, read_ratings
 from nestpipe.data.sequence_batches import LEAST, Histories, SequenceSource
 from nestpipe.data.source import DataError, Source
 from nestpipe.data.stream import sample_ends
+from nestpipe.data.ties import TIES, Ties, count_ties
 
 TASKS = ("clicks", "sequences")
 CHUNK = 2048
@@ -43,6 +45,9 @@ class MovieLensData:
     """Clicks: the least rating that counts as a click."""
     eval_fraction: float = 0.1
     """Clicks: the share of every user's ratings, the latest ones, that is held out (rounded down)."""
+    ties: Ties = "file"
+    """The order of a user's ratings of one second: as in the file, random (drawn from the seed), or meta (as Meta's research
+    code has them)."""
 
     def __post_init__(self) -> None:
         check_text("path", self.path, "ml-1m.zip")
@@ -52,17 +57,24 @@ class MovieLensData:
         self._negatives()
         check_number("positive", self.positive)
         check_fraction("eval_fraction", self.eval_fraction)
+        if self.ties not in TIES:
+            raise ValueError(f"data.ties must be 'file', 'random' or 'meta', not {self.ties!r}")
 
     def open(self, split: str, seed: int) -> Source:
         check_split(split)
-        ratings = read_ratings(self.path)
+        ratings = read_ratings(self.path, self.ties, seed)
         if self.task == "clicks":
             return RatingSource(ratings, split, seed, self.positive, self.eval_fraction)
         users, offsets = ratings.by_user()
         histories = Histories(users, offsets, ratings.item, ratings.time)
         if not len(histories.long_enough()):
             raise DataError(f"{self.path}: no user has the {LEAST} ratings that a sequence needs")
-        return SequenceSource(histories, np.unique(ratings.item), split, seed, self.max_length, self._negatives())
+        source = SequenceSource(histories, np.unique(ratings.item), split, seed, self.max_length, self._negatives())
+        source.statistics = {
+            "lengths": describe_lengths(np.diff(offsets)),
+            "ties": {**count_ties(offsets, ratings.time), "order": self.ties},
+        }
+        return source
 
     def _negatives(self) -> Negatives:
         return Negatives(self.negatives, self.negatives_from, self.sampling)

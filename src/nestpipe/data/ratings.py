@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from nestpipe.data.source import DataError
+from nestpipe.data.ties import Ties, sort_events, user_offsets
 
 NAMES = ("ratings.csv", "ratings.dat", "u.data")
 COLUMNS = {"userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
@@ -20,7 +21,7 @@ COLUMNS = {"userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), 
 
 @dataclass(frozen=True)
 class Ratings:
-    """All ratings, user by user, each user's in order of time; ratings of one second stay in the order of the file."""
+    """All ratings, user by user, each user's in order of time."""
 
     user: np.ndarray
     item: np.ndarray
@@ -29,12 +30,15 @@ class Ratings:
 
     def by_user(self) -> tuple[np.ndarray, np.ndarray]:
         """The user ids, ascending, and the offsets of each user's ratings."""
-        users, starts = np.unique(self.user, return_index=True)
-        return users, np.append(starts, len(self.user)).astype(np.int64)
+        offsets = user_offsets(self.user)
+        return self.user[offsets[:-1]], offsets
 
 
-def read_ratings(path: str) -> Ratings:
-    """The ratings in `path`, whatever its format; DataError names the file and the row that is wrong."""
+def read_ratings(path: str, ties: Ties = "file", seed: int = 0) -> Ratings:
+    """The ratings in `path`, whatever its format; DataError names the file and the row that is wrong.
+
+    Ratings of one second are in the order of the file, or as `ties` says; `seed` is for a random order.
+    """
     where = Path(path).expanduser()
     if where.is_dir():
         where = next((where / name for name in NAMES if (where / name).is_file()), where / NAMES[0])
@@ -42,16 +46,16 @@ def read_ratings(path: str) -> Ratings:
         stat = where.stat()
     except OSError as error:
         raise DataError(f"data.path: cannot read {where}: {error.strerror}") from None
-    return _read(where, stat.st_mtime_ns, stat.st_size)
+    return _read(where, stat.st_mtime_ns, stat.st_size, ties, seed if ties == "random" else 0)
 
 
 # The train and the eval split open the same file, one after the other; time and size tell whether it is still the same.
 @functools.lru_cache(maxsize=1)
-def _read(where: Path, modified: int, size: int) -> Ratings:
+def _read(where: Path, modified: int, size: int, ties: Ties, seed: int) -> Ratings:
     name, text = _text(where)
     columns = _parse(name, text)
     user, item, rating, time = (columns[column] for column in COLUMNS)
-    order = np.lexsort((time, user))  # stable: what is equal stays in the order of the file
+    order = sort_events(user, time, ties, seed)
     return Ratings(user[order], item[order], rating[order], time[order])
 
 

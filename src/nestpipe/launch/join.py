@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from nestpipe.comm.world import World
+from nestpipe.launch.malloc import keep_large_blocks
 from nestpipe.launch.quick_start import leave_out_compiler
 from nestpipe.launch.restarts import restart_count
 
@@ -24,6 +25,7 @@ def join(timeout: float) -> World:
     `timeout` is how long a worker later waits for another; to meet, they have at least START_SECONDS.
     """
     leave_out_compiler()
+    keep_large_blocks()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1 and not dist.is_initialized():
         patience = timedelta(seconds=max(timeout, START_SECONDS))

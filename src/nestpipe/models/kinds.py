@@ -12,10 +12,11 @@ from nestpipe.models.dlrm import DLRM
 from nestpipe.models.fuxi import FuXi
 from nestpipe.models.hstu import HSTU
 from nestpipe.models.next_item import POOL_AND_SHARING, NextItemModel
+from nestpipe.models.sasrec import SASRec
 from nestpipe.models.timed import Timed
 from nestpipe.tables.config import TableDefaults
 
-MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "fuxi": FuXi, "timed": Timed}
+MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "fuxi": FuXi, "sasrec": SASRec, "timed": Timed}
 
 KINDS = Kinds(
     {kind: config_of(model, kind) for kind, model in MODELS.items()},
@@ -33,7 +34,7 @@ def make_model(kind: str, config: object, source: Source, tables: TableDefaults)
     next_item = issubclass(MODELS[kind], NextItemModel)
     if next_item and not sequences:
         raise ValueError(
-            f"{where} needs sequences: data.kind 'interactions' or 'sequences', or 'movielens' with data.task "
+            f"{where} needs sequences: data.kind 'interactions', 'sequences' or 'histories', or 'movielens' with data.task "
             "'sequences'"
         )
     if not next_item and sequences:

@@ -16,12 +16,14 @@ def shape_data(found: Any, where: str, advice: str) -> dict[str, Any]:
         raise ReportError(f"{where} does not describe data: {advice}")
     lengths, ties = mapping(found.get("lengths")), mapping(found.get("ties"))
     told = [(name, number(lengths.get(key))) for key, name in LENGTHS.items()]
-    tied = {key: count(ties.get(key)) for key in ("events", "users")}
+    tied: dict[str, Any] = {key: count(ties.get(key)) for key in ("events", "users")}
+    known = None not in tied.values()
+    tied |= {"last": count(ties.get("last")), "order": text(ties.get("order"))}
     return {
         "stages": [_stage(mapping(stage)) for stage in sequence(found.get("stages"))],
         "lengths": [(name, round(value, 1)) for name, value in told if value is not None],
         "histogram": _bars(sequence(lengths.get("histogram"))),
-        "ties": tied if None not in tied.values() else None,
+        "ties": {key: value for key, value in tied.items() if value is not None} if known else None,
         "notes": [note for each in sequence(found.get("notes")) if (note := text(each))],
     }
 

@@ -86,6 +86,14 @@ def by_popularity(world: World, model: nn.Module, source: Source, section: EvalC
     return metrics.compute(world.groups.get("metrics"))
 
 
+def best_possible(model: nn.Module, source: Source, section: EvalConfig) -> dict[str, float]:
+    """The hit rates that no model can exceed on this source, where it knows them; {} otherwise.  Exchanges nothing."""
+    known = getattr(source, "best_hit_rates", None)
+    if known is None or not source.extent or not ranks_items(model, source):
+        return {}
+    return dict(known(section.top_k, section.max_samples))
+
+
 def _clicks_or_loss(pipeline: TrainPipeline, stream: Stream) -> dict[str, float]:
     predicted, best = ClickMetrics(logits=True), ClickMetrics(logits=False)
     sums = torch.zeros(4, dtype=torch.float64)

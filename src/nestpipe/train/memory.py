@@ -58,17 +58,31 @@ class HeapTrimmer:
     """Gives back to the system, from time to time, what malloc holds and nobody uses.
 
     Batches of many sizes leave holes in its arenas, so that resident memory would creep up over hours.  A return takes some
-    milliseconds, and the pages are asked for anew when they are needed.
+    milliseconds, but the next step asks for most of the pages again.  So it is done once soon after the start, then whenever
+    resident memory has grown by a tenth over what the run settled at after the last return, and at least every few minutes,
+    because the need may have fallen.
     """
 
     SECONDS = 10.0
+    """Between two looks at resident memory.  A run has settled by the first one after a return."""
+    GROWTH = 1.1
+    LONGEST = 120.0
 
     def __init__(self) -> None:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere nothing is done
-        self._last = time.monotonic()
+        self._trimmed = self._looked = time.monotonic()
+        self._settled: float | None = 0.0
+        """Resident bytes at the first look after a return; None before it.  0: the first look finds growth."""
 
     def maybe_trim(self) -> None:
         """Called after every step."""
-        if self._trim is not None and time.monotonic() - self._last >= self.SECONDS:
+        now = time.monotonic()
+        if self._trim is None or now - self._looked < self.SECONDS:
+            return
+        self._looked = now
+        resident = resident_bytes()
+        if self._settled is None:
+            self._settled = resident
+        if resident is None or resident > self.GROWTH * (self._settled or 0.0) or now - self._trimmed >= self.LONGEST:
             self._trim(ctypes.c_size_t(0))
-            self._last = time.monotonic()
+            self._trimmed, self._settled = now, None

@@ -22,7 +22,7 @@ from nestpipe.pipeline import Progress
 from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, prepare_data, train_stream
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, restore_run
 from nestpipe.train.display import Display
-from nestpipe.train.evaluate import by_popularity, evaluate, rehearse
+from nestpipe.train.evaluate import best_possible, by_popularity, evaluate, rehearse
 from nestpipe.train.evicted import EvictedFiles
 from nestpipe.train.memory import HeapTrimmer, memory_of
 from nestpipe.train.pace import Pace
@@ -217,6 +217,8 @@ class Trainer:
         summary = summarise(self.recipe, self.pipeline, self.pace, self.metrics, self.skipped, run)
         if popular := by_popularity(self.world, self.pipeline.model, self.held_out, self.recipe.eval):
             summary["by_popularity"] = popular
+        if best := best_possible(self.pipeline.model, self.held_out, self.recipe.eval):
+            summary["best_possible"] = best
         self.pipeline.close()
         self.directory.write_summary(summary)
         self.directory.write_trace(gather_trace(self.pipeline.timeline, self.world, few=True))

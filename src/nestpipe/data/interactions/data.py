@@ -24,6 +24,7 @@ from nestpipe.data.negatives import DrawnFor, Negatives, Sampling
 from nestpipe.data.paths import NoSuchFiles, find_files
 from nestpipe.data.sequence_batches import FEATURES, LEAST, SequenceSource
 from nestpipe.data.source import DataError
+from nestpipe.data.ties import TIES, Ties
 from nestpipe.files.location import Location
 
 PATTERNS = ("*.parquet", "*.pq", "*.csv", "*.tsv", "*.csv.gz", "*.tsv.gz")
@@ -34,8 +35,8 @@ PATTERNS = ("*.parquet", "*.pq", "*.csv", "*.tsv", "*.csv.gz", "*.tsv.gz")
 class InteractionsData:
     """Events of users in Parquet or CSV files, in any order; batches as in `sequence_batches`.
 
-    Events are grouped by user and sorted by time once, out of core, into a cache.  Events of one time keep the order of
-    the files.  Parquet files whose item column holds lists are taken as grouped already: a row is a user.
+    Events are grouped by user and sorted by time once, out of core, into a cache.  Events of one time are in the order of
+    the files, or as `ties` says.  Parquet files whose item column holds lists are taken as grouped already: a row is a user.
     """
 
     paths: str | Sequence[str] = ()
@@ -70,6 +71,8 @@ class InteractionsData:
     """How the two minima are counted: once, before anything is dropped; or again after each removal (k-core)."""
     last: int | None = None
     """Keep only so many of each user's latest events."""
+    ties: Ties = "file"
+    """The order of a user's events of one time: as in the files, or random (drawn from the seed)."""
     split: Literal["last", "time"] = "last"
     """Evaluate on each user's last event, or on the first one from `split_time` on."""
     split_time: int | None = None
@@ -126,6 +129,13 @@ class InteractionsData:
                 "data.sampling = 'in-batch' needs all histories in memory: leave data.shuffle out, or set data.sampling = "
                 "'popularity', whose draws are distributed like the targets of batches"
             )
+        if self.ties not in TIES:
+            raise ValueError(f"data.ties must be 'file' or 'random', not {self.ties!r}")
+        if self.ties == "meta":
+            raise ValueError(
+                "data.ties = 'meta' sorts the whole log in memory, and event logs are grouped out of core: choose 'file' or "
+                "'random', or data.kind 'movielens'"
+            )
         if (self.split == "time") != (self.split_time is not None):
             raise ValueError("data.split_time goes with data.split = 'time': set both or neither")
         if self.delimiter is not None and len(self.delimiter) != 1:
@@ -164,10 +174,10 @@ class InteractionsData:
         self, prepared: Prepared, catalogue: np.ndarray, events: np.ndarray, split: str, seed: int
     ) -> StreamedSequences:
         assert self.shuffle is not None
-        reading = Reading(prepared.statistics["unit"], self.split_time, (*self.context, *self.candidate))
+        reading = self._reading(prepared.statistics["unit"], seed)
         settings = (self.max_length, self._negatives(), self.shuffle, events)
         source = StreamedSequences(prepared.files(), reading, catalogue, split, seed, *settings)
-        source.statistics, source.digest = prepared.statistics, prepared.path.name
+        source.statistics, source.digest = self._told(prepared.statistics), prepared.path.name
         return source
 
     def _source(
@@ -180,7 +190,7 @@ class InteractionsData:
         digest: str | None = None,
     ) -> SequenceSource:
         unit = statistics.get("unit") or self.time_unit or "s"
-        histories = Reading(unit, self.split_time, (*self.context, *self.candidate)).histories(blocks)
+        histories = self._reading(unit, seed).histories(blocks)
         if not len(histories.long_enough()):
             if self.split == "time" and len(histories.times):
                 begin, end = (int(at) * UNITS[unit] for at in (histories.times.min(), histories.times.max()))
@@ -192,9 +202,19 @@ class InteractionsData:
             raise DataError(f"data.paths: no user has the {LEAST} events{after} that a sequence needs")
         items = np.unique(histories.items) if catalogue is None else catalogue
         source = SequenceSource(histories, items, split, seed, self.max_length, self._negatives())
-        source.statistics = statistics
+        source.statistics = self._told(statistics)
         source.digest = digest
         return source
+
+    def _reading(self, unit: str, seed: int) -> Reading:
+        features = (*self.context, *self.candidate)
+        return Reading(unit, self.split_time, features, seed if self.ties == "random" else None)
+
+    def _told(self, statistics: dict[str, Any]) -> dict[str, Any]:
+        """With the order of ties, which the cache does not know: it keeps that of the files."""
+        return (
+            {**statistics, "ties": {**statistics["ties"], "order": self.ties}} if "ties" in statistics else statistics
+        )
 
     def _check_size(self, prepared: Prepared) -> None:
         wide = 2 + bool(self.actions) + len(self.context) + len(self.candidate) + 0.5 * (self.weight is not None)

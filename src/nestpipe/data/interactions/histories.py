@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from nestpipe.data.interactions.columns import UNITS, BadEvent, EventColumns, ids_of, normalise
 from nestpipe.data.sequence_batches import Histories
 from nestpipe.data.source import DataError
+from nestpipe.data.ties import shuffle_ties
 from nestpipe.files.location import Location
 
 ROWS = 1 << 14
@@ -38,16 +39,23 @@ class Reading:
     """In that unit: events from then on are not trained on.  None: only the last of each user is not."""
     features: tuple[str, ...] = ()
     """Names of the columns feature0, feature1, ..."""
+    tie_seed: int | None = None
+    """Where a user's events of one time come in a random order: its seed."""
 
     def histories(self, blocks: Sequence[Block]) -> Histories:
         none = np.empty(0, np.int64)
+        order: np.ndarray | None = None
 
         def joined(name: str) -> np.ndarray:
-            return np.concatenate([block.events[name] for block in blocks]) if blocks else none
+            values = np.concatenate([block.events[name] for block in blocks]) if blocks else none
+            return values if order is None else values[order]
 
         lengths = np.concatenate([none, *(block.lengths for block in blocks)])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        users = np.concatenate([none, *(block.users for block in blocks)])
         times = joined("time")
+        if self.tie_seed is not None:
+            order = shuffle_ties(np.repeat(users, lengths), offsets, times, self.tie_seed)  # times stay as they are
         cuts = None
         if self.split_time is not None:
             before = np.concatenate([np.zeros(1, np.int64), np.cumsum(times < self.split_time)])
@@ -57,7 +65,7 @@ class Reading:
         if "action" in present:
             features = {"action": joined("action"), **features}
         return Histories(
-            np.concatenate([none, *(block.users for block in blocks)]),
+            users,
             offsets,
             joined("item"),
             times if self.unit == "s" else times // UNITS[self.unit],

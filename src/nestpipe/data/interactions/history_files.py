@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nestpipe.data.history_lengths import describe_lengths
+from nestpipe.data.ties import count_ties
+
 GROUP_EVENTS = 1 << 18
 """A row group ends with the user in whom it reaches so many events."""
 PART_GROUPS = 64
 """Row groups of a file."""
-BOUNDS = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 1_000_000)
-"""Upper bounds of the histogram of lengths."""
 
 
 class HistoryWriter:
@@ -35,8 +36,8 @@ class HistoryWriter:
         self._groups = 0
         self._writer: pq.ParquetWriter | None = None
         self._lengths: list[np.ndarray] = []
-        self.ties = {"events": 0, "users": 0}
-        """Events at the time of the event before them, of the same user; and users who have such events."""
+        self.ties = {"events": 0, "users": 0, "last": 0}
+        """As `count_ties` counts them."""
 
     def __enter__(self) -> HistoryWriter:
         return self
@@ -91,12 +92,11 @@ class HistoryWriter:
             lengths = np.minimum(lengths, self._last)
             starts = np.append(0, np.cumsum(lengths)[:-1])
             user = np.repeat(users, lengths)
-        time = events["time"]
-        same = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
-        self.ties["events"] += int(same.sum())
-        self.ties["users"] += len(np.unique(user[1:][same]))
+        ends = np.append(starts, len(user))
+        for name, found in count_ties(ends, events["time"]).items():
+            self.ties[name] += found
         self._lengths.append(lengths)
-        offsets = pa.array(np.append(starts, len(user)).astype(np.int32))
+        offsets = pa.array(ends.astype(np.int32))
         lists = [
             pa.ListArray.from_arrays(offsets, pa.array(events[name], field.type.value_type), type=field.type)
             for name, field in zip(self._names, list(self._schema)[1:])
@@ -113,20 +113,4 @@ class HistoryWriter:
 
     def lengths(self) -> dict[str, Any]:
         """How long histories are."""
-        lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
-        if not len(lengths):
-            return {"users": 0, "events": 0}
-        least, median, p90, p99, most = np.quantile(lengths, (0, 0.5, 0.9, 0.99, 1), method="lower").tolist()
-        bounds = [*(bound for bound in BOUNDS if bound < most), most]
-        counts, _ = np.histogram(lengths, [0, *(bound + 1 for bound in bounds)])
-        return {
-            "users": len(lengths),
-            "events": int(lengths.sum()),
-            "least": int(least),
-            "median": int(median),
-            "mean": round(float(lengths.mean()), 2),
-            "p90": int(p90),
-            "p99": int(p99),
-            "most": int(most),
-            "histogram": [[int(bound), int(count)] for bound, count in zip(bounds, counts)],
-        }
+        return describe_lengths(np.concatenate([np.empty(0, np.int64), *self._lengths]))

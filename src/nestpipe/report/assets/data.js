@@ -6,12 +6,18 @@ function dataSection({ stages, lengths, histogram, ties, notes }) {
   if (histogram.length) parts.push(el("div", { class: "charts" }, barChart("users by length of history", histogram)));
   if (lengths.length) parts.push(facts(lengths.map(([name, value]) => [`length, ${name}`, value])));
   if (ties) {
-    const says = ties.events ? `${fixed(ties.events, 0)} events of ${fixed(ties.users, 0)} users have the time of another event of the same user.`
-      : "No two events of a user have the same time.";
-    parts.push(el("p", { class: "note", id: "ties", text: says }));
+    parts.push(el("p", { class: "note", id: "ties", text: tiesInWords(ties) }));
   }
   if (notes.length) parts.push(el("ul", { class: "notes below" }, ...notes.map((text) => el("li", { text }))));
   return section("Data", "What was read, and what each filter left.", ...parts);
+}
+
+function tiesInWords({ events, users, last, order }) {
+  if (!events) return "No two events of a user have the same time.";
+  const held = last === undefined ? "" : ` Of ${fixed(last, 0)} users the last event is one of them.`;
+  const how = { file: "as in the files", random: "drawn from the seed", meta: "as Meta's research code has them" }[order];
+  return `${fixed(events, 0)} events of ${fixed(users, 0)} users have the time of another event of the same user.${held}`
+    + (how ? ` Their order: ${how}.` : "");
 }
 
 function filterTable(stages) {
