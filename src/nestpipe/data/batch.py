@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from nestpipe.data.balance.assign import assign
 from nestpipe.data.jagged import KeyedJaggedTensor
 
 
@@ -19,6 +20,9 @@ class Batch:
     The model's loss is a mean; `loss_terms[b]` says over how many terms sample b contributes to it (1 each when None;
     the number of predicted positions for a sequence model).  The engine weighs micro-batches and workers by it, so that
     the loss that is trained is the mean over the whole global batch.
+
+    `costs`, where given, is what each sample costs to compute, in any unit: `split` then divides it evenly.  It stays on the
+    host and changes no result but by rounding.
     """
 
     sparse_features: KeyedJaggedTensor
@@ -26,13 +30,19 @@ class Batch:
     labels: Tensor | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)
     loss_terms: Tensor | None = None
+    costs: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.loss_terms is not None and self.loss_terms.dim() != 1:
-            raise ValueError(
-                f"batch.loss_terms must be one number a sample, not of shape {tuple(self.loss_terms.shape)}"
-            )
-        fields = {"dense": self.dense, "labels": self.labels, "loss_terms": self.loss_terms, **self.extras}
+        for name, tensor in (("loss_terms", self.loss_terms), ("costs", self.costs)):
+            if tensor is not None and tensor.dim() != 1:
+                raise ValueError(f"batch.{name} must be one number a sample, not of shape {tuple(tensor.shape)}")
+        fields = {
+            "dense": self.dense,
+            "labels": self.labels,
+            "loss_terms": self.loss_terms,
+            "costs": self.costs,
+            **self.extras,
+        }
         for name, tensor in fields.items():
             if tensor is not None and tensor.shape[:1] != (len(self),):
                 raise ValueError(f"batch.{name} has shape {tuple(tensor.shape)}, but the batch has {len(self)} samples")
@@ -55,15 +65,20 @@ class Batch:
             take(self.labels),
             {name: tensor[samples] for name, tensor in self.extras.items()},
             take(self.loss_terms),
+            take(self.costs),
         )
 
     def split(self, parts: int) -> list[Batch]:
         """`parts` runs of consecutive samples of as even a size as can be; some are empty when B < parts.
 
-        Where samples have `loss_terms`, as histories of different lengths do, it is these that are divided evenly.
+        Where samples have `loss_terms`, as histories of different lengths do, it is these that are divided evenly.  Where they
+        have `costs`, parts are not runs: a sample goes where it makes costs most even, in the order of the batch there.
         """
         if parts == 1:
             return [self]
+        if self.costs is not None:
+            chosen = torch.from_numpy(assign(self.costs.detach().cpu().numpy(), parts))
+            return [self.select(torch.nonzero(chosen == part).flatten()) for part in range(parts)]
         total = 0.0 if self.loss_terms is None else float(self.loss_terms.sum())
         if self.loss_terms is None or not total:
             cuts = [len(self) * part // parts for part in range(parts + 1)]
@@ -91,13 +106,14 @@ class Batch:
             join([b.labels for b in batches]),
             {name: torch.cat([b.extras[name] for b in batches]) for name in batches[0].extras},
             join([b.loss_terms for b in batches]),
+            join([b.costs for b in batches]),
         )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         return self.with_tensors([tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
-        """All that it consists of."""
+        """All that a model may see of it."""
         given = (self.dense, self.labels, *self.extras.values(), self.loss_terms)
         return [*self.sparse_features.tensors(), *(tensor for tensor in given if tensor is not None)]
 
@@ -115,4 +131,5 @@ class Batch:
             next_of(self.labels),
             {name: next(rest) for name in self.extras},
             next_of(self.loss_terms),
+            self.costs,
         )

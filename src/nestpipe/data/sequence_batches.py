@@ -87,7 +87,18 @@ class SequenceSource:
         self._seed = seed
         self._max_length = max_length
         self._negatives = negatives if self._train else 0
-        self._order: tuple[int, np.ndarray] = (-1, self._rows)
+        self._orders: tuple[tuple[int, np.ndarray], ...] = ()
+        """Of the last two epochs: balanced streams are in both where one ends."""
+
+    @functools.cached_property
+    def _tokens(self) -> np.ndarray:
+        """Of every user's history in batches."""
+        return np.minimum(self.histories.cut - (1 if self._train else 0), self._max_length).astype(np.int64)
+
+    @functools.cached_property
+    def mean_length(self) -> float:
+        """Tokens of a history in batches."""
+        return float(self._tokens[self._rows].mean()) if self.extent else 0.0
 
     @property
     def longest(self) -> int:
@@ -105,9 +116,21 @@ class SequenceSource:
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if not self._train:
             return self._rows
-        if self._order[0] != epoch:
-            self._order = (epoch, self._rows[permutation(self.extent, derive(self._seed, "order", epoch))])
-        return self._order[1]
+        known = self._orders
+        for number, order in known:
+            if number == epoch:
+                return order
+        order = self._rows[permutation(self.extent, derive(self._seed, "order", epoch))]
+        self._orders = ((epoch, order), *known[:1])  # in one assignment: several streams read at the same time
+        return order
+
+    def lengths(self, units: np.ndarray, epoch: int) -> np.ndarray:
+        """Tokens of the histories of these samples."""
+        return self._tokens[self._epoch_order(epoch)[units]]
+
+    def take(self, units: np.ndarray, epoch: int) -> Batch:
+        """These samples, in this order."""
+        return self._build(self._epoch_order(epoch)[units], derive(self._seed, "negatives", epoch))
 
     def read(self, start: int, stop: int, epoch: int) -> Iterator[tuple[Batch, np.ndarray]]:
         rows = self._epoch_order(epoch)

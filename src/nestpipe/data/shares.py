@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from nestpipe.data.balance.loads import Loads
+from nestpipe.data.balance.token_stream import TokenStream
 from nestpipe.data.batch import Batch
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Position, Stream
@@ -27,8 +30,12 @@ class Share:
     last: int
     parts: int
 
+    def bounds(self, samples: int) -> tuple[int, int]:
+        """The first of so many samples that is in it, and the one after the last."""
+        return samples * self.first // self.parts, samples * self.last // self.parts
+
     def of(self, batch: Batch) -> Batch:
-        start, stop = (len(batch) * at // self.parts for at in (self.first, self.last))
+        start, stop = self.bounds(len(batch))
         return batch if stop - start == len(batch) else batch.select(torch.arange(start, stop))
 
 
@@ -43,7 +50,10 @@ def shares_of(worker: int, workers: int, streams: int) -> list[Share]:
 
 
 class SharedStream:
-    """One worker's batches, as `Stream` hands them out, of a run with `streams` data streams; None: one for each worker."""
+    """One worker's batches, as `Stream` hands them out, of a run with `streams` data streams; None: one for each worker.
+
+    `token_budget`: each stream fills its batches to so many tokens, whatever their number of samples (`TokenStream`).
+    """
 
     def __init__(
         self,
@@ -55,22 +65,22 @@ class SharedStream:
         streams: int | None = None,
         epochs: int | None = 1,
         positions: dict[int, Position] | None = None,
+        token_budget: int | None = None,
     ) -> None:
         self.source = source
+        self.loads = Loads()
+        self._handed_out = 0
         self.streams = workers if streams is None else streams
         self.shares = shares_of(rank, workers, self.streams)
         at = positions or {}
-        self._streams = {
-            share.stream: Stream(
-                source,
-                batch_size,
-                rank=share.stream,
-                workers=self.streams,
-                epochs=epochs,
-                position=at.get(share.stream),
-            )
-            for share in self.shares
-        }
+        self._streams = {}
+        for share in self.shares:
+            where: Any = {"rank": share.stream, "workers": self.streams, "epochs": epochs}
+            where["position"] = at.get(share.stream)
+            if token_budget is None:
+                self._streams[share.stream] = Stream(source, batch_size, **where)
+            else:
+                self._streams[share.stream] = TokenStream(source, token_budget, **where)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -84,7 +94,11 @@ class SharedStream:
                 parts.append(share.of(batch))
         if not parts:
             raise StopIteration
-        return Batch.concat(parts)
+        mine = Batch.concat(parts)
+        if mine.costs is not None:
+            self.loads.add(self._handed_out, mine.costs.numpy())
+        self._handed_out += 1
+        return mine
 
     def positions_after(self, batches: int) -> dict[int, Position]:
         """Where each stream of this worker's goes on after so many batches."""
