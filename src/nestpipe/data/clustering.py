@@ -1,8 +1,8 @@
 """Key-centric clustering: which samples of a batch go into the same micro-batch, so that they share as many keys as can be.
 
 Micro-batches stay of equal size (histories: of as even a number of tokens as can be, or of as even a cost, where samples have
-`costs`) and every sample is in exactly one, so what is trained is the same mean over the same samples.  Worth it where rows travel
-once per micro-batch; with window dedup they travel once per batch whatever the clustering.
+`costs`) and every sample is in exactly one, so what is trained is the same mean over the same samples.  Worth it where rows
+travel once per micro-batch; with window dedup they travel once per batch whatever the clustering.
 
 The way, chosen by measurement (docs/log.md): samples sorted by the commonest of their keys that fits into one micro-batch give a
 first division; then every sample in turn moves to where most of its keys are, with some slack in the sizes, since with none a

@@ -17,7 +17,7 @@ import torch
 from nestpipe.data.balance.loads import Loads
 from nestpipe.data.balance.token_stream import TokenStream
 from nestpipe.data.batch import Batch
-from nestpipe.data.source import Source
+from nestpipe.data.source import Source, is_indexed
 from nestpipe.data.stream import Position, Stream
 
 
@@ -80,6 +80,7 @@ class SharedStream:
             if token_budget is None:
                 self._streams[share.stream] = Stream(source, batch_size, **where)
             else:
+                assert is_indexed(source)
                 self._streams[share.stream] = TokenStream(source, token_budget, **where)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
 """`data.balance = "cost"`: every worker plans the whole global batch from an index of lengths, and builds its own samples only.
 
-A global batch has the samples that fixed batches have: what all data streams hand out at a time (`shares`).  Nothing is sent: each
-worker comes to the same plan.
+A global batch has the samples that fixed batches have: what all data streams hand out at a time (`shares`).  Nothing is sent:
+each worker comes to the same plan.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -104,6 +105,4 @@ class BalancedStream(ReadAhead[dict[int, Position]]):
         if not len(mine):
             return self.source.take(units, runs[0].epoch)
         cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1), len(mine)]
-        return Batch.concat(
-            [self.source.take(units[a:b], int(epochs[a])) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
-        )
+        return Batch.concat([self.source.take(units[a:b], int(epochs[a])) for a, b in pairwise(cuts)])

@@ -1,7 +1,7 @@
 """What a history of n tokens costs, a + b n + c n^2, and from which batch on: the same on every worker.
 
-Coefficients may be fitted while running.  Streams read ahead, so a fit after step s holds from batch s + AHEAD, and no stream plans
-that batch before the fit is known.
+Coefficients may be fitted while running.  Streams read ahead, so a fit after step s holds from batch s + AHEAD, and no stream
+plans that batch before the fit is known.
 """
 
 from __future__ import annotations
