@@ -60,6 +60,13 @@ class HSTU(NextItemModel):
         super().__init__(config, tables)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
 
+    def history_flops(self) -> tuple[float, float, float]:
+        """(a, b, c): a forward pass over a history of n tokens takes about a + b n + c n^2 operations, negatives left out."""
+        config = self.config
+        inner = self.blocks[0].out.in_features
+        linear = 2 * config.dim * 4 * inner + 2 * inner * config.dim
+        return 0.0, float(config.blocks * linear), float(config.blocks * 2 * inner)
+
     def encode(self, x: Tensor, history: JaggedTensor, time: JaggedTensor) -> Tensor:
         bucket = time_buckets(time, int(history.lengths_on_host().max()))
         for block in self.blocks:
