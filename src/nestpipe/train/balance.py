@@ -6,6 +6,7 @@ them get its numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,9 @@ from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.balance.costs import Cost, CostPlan
+from nestpipe.data.balance.expected import fixed_loads
 from nestpipe.data.balance.fit import Fitted, fit
+from nestpipe.data.source import is_indexed
 from nestpipe.pipeline import Progress
 from nestpipe.train.streams import TrainStream, balance_of
 
@@ -57,6 +60,7 @@ class LoadBalance:
         self.mode = balance_of(recipe)
         self.costs = costs
         self._world, self._stream, self._began = world, stream, began
+        self._train = recipe.train
         self._every = recipe.data.balance_every if costs is not None else 0
         self._rows: list[np.ndarray] = []
         self._shared = began
@@ -93,6 +97,8 @@ class LoadBalance:
         if self._rows:
             self._share()
             self._rows.clear()
+        if self.mode == "tokens":
+            self._expect_fixed()
         seen = sum(steps for _, steps in self._errors)
         loads = self._stream.loads
         return {
@@ -106,6 +112,16 @@ class LoadBalance:
     def state(self) -> list[dict[str, Any]]:
         """The costs so far, for checkpoints and balance.json."""
         return [entry.as_dict() for entry in self.costs.entries] if self.costs is not None else []
+
+    def _expect_fixed(self) -> None:
+        """A fixed batch has other histories than one that is filled: those of the first fixed batches of the run."""
+        assert self.costs is not None and is_indexed(self._stream.source)
+        cost, train = self.costs.entries[-1].cost, self._train
+        streams = fixed_loads(
+            self._stream.source, train.batch_size, self._world.size, self._stream.streams, train.epochs, cost
+        )
+        for loads in itertools.islice(streams, min(WINDOW_STEPS, self._waiting["planned"].steps)):
+            self._waiting["fixed"].add(loads)
 
     def _share(self) -> dict[str, float | None]:
         """Brings the rows of all workers together; returns who waited in these steps."""
