@@ -31,7 +31,7 @@ def test_bad_costs_are_refused_in_one_line(found: Any, tmp_path: Path) -> None:
         costs_from(found)
     file = tmp_path / "balance.json"
     file.write_text(json.dumps({"costs": found}))
-    with pytest.raises(DataError, match="data.balance_costs: .*give the balance.json of a run") as refused:
+    with pytest.raises(DataError, match=r"data.balance_costs: .*give the balance.json of a run") as refused:
         read_costs(str(file))
     assert "\n" not in str(refused.value)
 
@@ -39,9 +39,9 @@ def test_bad_costs_are_refused_in_one_line(found: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[", "3", "[]", "[" * 100_000, "\x00", '{"cost": []}'])
 def test_files_that_are_no_costs_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "balance.json").write_text(text)
-    with pytest.raises(DataError, match="data.balance_costs"):
+    with pytest.raises(DataError, match=r"data.balance_costs"):
         read_costs(str(tmp_path / "balance.json"))
-    with pytest.raises(DataError, match="data.balance_costs"):
+    with pytest.raises(DataError, match=r"data.balance_costs"):
         read_costs(str(tmp_path / "none.json"))
 
 
