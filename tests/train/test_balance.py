@@ -65,6 +65,17 @@ def test_a_fitted_run_can_be_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_given_costs_hold_from_their_batches_on(tmp_path: Path) -> None:
+    """A run that is resumed between two of them, whose plans differ, comes to the digest of the whole run."""
+    costs = [{"batch": batch, "a": 0.0, "b": 0.0, "c": 0.0, **one} for batch, one in ((0, {"c": 1}), (12, {"a": 1}))]
+    (tmp_path / "costs.json").write_text(json.dumps({"costs": costs}))
+    settings = small("hstu", *FITTED, f"data.balance_costs='{tmp_path}/costs.json'", "checkpoint.every_steps=8")
+    digest = run(2, train_run, "hstu", settings, str(tmp_path / "run"))[0]["digest"]
+    for step in (8, 16):
+        assert run(2, resume, "hstu", settings, str(tmp_path / "run"), step)[0]["digest"] == digest, step
+
+
+@pytest.mark.slow
 def test_a_run_resumes_with_the_costs_it_had(tmp_path: Path) -> None:
     """A checkpoint holds the costs up to then, those for later batches too; the run goes on to fit."""
     settings = small("hstu", *FITTED, "checkpoint.every_steps=7", "checkpoint.keep=9")

@@ -26,7 +26,8 @@ from nestpipe.data.stream import Position
 from tiny import samples_of
 
 LENGTHS = st.lists(st.integers(3, 40), min_size=1, max_size=60)
-PLAN = CostPlan([CostFrom(0, 1.0, 1.0, 0.1), CostFrom(2, 0.0, 1.0, 0.0)])
+PLAN = CostPlan([CostFrom(0, 0.0, 1.0, 1.0), CostFrom(2, 1.0, 0.0, 0.0)])
+"""Two costs whose plans differ."""
 
 
 def source_of(lengths: list[int], max_length: int = 20, piece: int = 512) -> SequenceSource:
@@ -231,3 +232,17 @@ def test_a_model_never_sees_costs() -> None:
     batch = batch_of([1, 2])
     moved = batch.to(torch.device("meta"))
     assert moved.costs is batch.costs and all(tensor.is_meta for tensor in moved.tensors())
+
+
+def test_a_resumed_stream_numbers_its_batches_on() -> None:
+    """Costs that hold from a batch on hold from the same one after a resume."""
+    source = source_of([30, 4, 5, 6, 7, 8] * 8)
+    whole = steps_of(balanced(source, 6, 2))
+    first = balanced(source, 6, 2)
+    next(first[0])
+    at = first[0].positions_after(1)
+    first[0].close()
+    rest = steps_of(balanced(source, 6, 2, positions=at, first_batch=1))
+    assert [list(map(samples_of, step)) for step in rest] == [list(map(samples_of, step)) for step in whole[1:]]
+    wrong = steps_of(balanced(source, 6, 2, positions=at))
+    assert [list(map(samples_of, step)) for step in wrong] != [list(map(samples_of, step)) for step in whole[1:]]
