@@ -153,7 +153,7 @@ def test_load_balance_of_a_run(tmp_path: Path) -> None:
     told = {"mode": "cost", "planned": {"share": 0.0012, "workers": [0.0, 0.0024]}, "measured": share, "fixed": None}
     balance = read(a_run(tmp_path / "run", a_summary(balance={**told, "held_out_error": 0.0525})))["balance"]
     assert balance["table"]["rows"] == [
-        ["all workers", 0.12, 2.1, None], ["worker 0", 0.0, 0.0, None], ["worker 1", 0.24, 4.2, None],
+        ["all workers", "0.12", "2.10", None], ["worker 0", "0.00", "0.00", None], ["worker 1", "0.24", "4.20", None],
     ]  # fmt: skip
     assert "off by 5.2 %" in balance["says"] or "off by 5.3 %" in balance["says"]
     for number, odd in enumerate(({}, 3, {"planned": 7}, {"planned": {"workers": "x", "share": None}})):

@@ -39,6 +39,6 @@ def _says(balance: dict[str, Any]) -> str:
     return says
 
 
-def _percent(value: Any) -> float | None:
+def _percent(value: Any) -> str | None:
     found = number(value)
-    return None if found is None else round(100 * found, 2)
+    return None if found is None else f"{100 * found:.2f}"
