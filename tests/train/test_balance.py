@@ -133,6 +133,13 @@ def test_every_schedule_is_serial_with_balance(workers: int, mode: str) -> None:
         assert all(one["equal"] for one in found), found[0]["first_difference"]
 
 
+def test_a_fit_after_every_step_makes_nobody_wait_for_ever(tmp_path: Path) -> None:
+    """Streams and schedules read ahead, and what they read ahead of waits for them."""
+    settings = hstu("data.balance=cost", "data.balance_every=1", "train.steps=40", "train.batch_size=2")
+    found = run(2, train_run, "hstu", [*settings, "pipeline.schedule=nested"], str(tmp_path / "run"))
+    assert len({one["digest"] for one in found}) == 1 and len(found[0]["balance"]["costs"]) > 10
+
+
 def test_workers_that_get_nothing_take_part(tmp_path: Path) -> None:
     """Three workers, one stream of one sample: two of them have nothing at every step."""
     settings = hstu(

@@ -13,6 +13,7 @@ from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.balance.balanced_stream import BalancedStream
 from nestpipe.data.balance.costs import Cost, CostFrom, CostPlan, read_costs
+from nestpipe.data.balance.keys import BalanceKeys
 from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError, IndexedSource, Source, is_indexed
 from nestpipe.data.stream import Position
@@ -22,7 +23,7 @@ TrainStream = SharedStream | BalancedStream
 
 def balance_of(recipe: Recipe) -> str:
     """The recipe's `data.balance`; "none" where its kind of data does not have the key."""
-    return getattr(recipe.data, "balance", "none")
+    return recipe.data.balance if isinstance(recipe.data, BalanceKeys) else "none"
 
 
 def train_stream(

@@ -22,6 +22,7 @@ from nestpipe.data.clustering import cluster
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.data.sequence_batches import Histories, SequenceSource
 from nestpipe.data.shares import SharedStream
+from nestpipe.data.source import is_indexed
 from nestpipe.data.stream import Position
 from tiny import samples_of
 
@@ -51,6 +52,24 @@ def steps_of(streams: list[Any]) -> list[list[Batch]]:
 
 def samples(batches: list[Batch]) -> Counter[bytes]:
     return Counter(sample for batch in batches for sample in samples_of(batch))
+
+
+@pytest.mark.parametrize("kind", ["sequences", "movielens-sequences", "interactions"])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_an_index_tells_what_reading_gives(kinds: dict[str, Any], kind: str, split: str) -> None:
+    """Any samples in any order, features and weights of events included; their lengths are those of their histories."""
+    source = kinds[kind].open(split, 5)
+    assert is_indexed(source)
+    for epoch in (0, 3):
+        chunks = [chunk for chunk, _ in source.read(0, source.extent, epoch)]
+        whole = [sample for chunk in chunks for sample in samples_of(chunk)]
+        units = np.random.default_rng(epoch).permutation(source.extent)[:50]
+        taken = source.take(units, epoch)
+        assert samples_of(taken) == [whole[unit] for unit in units]
+        assert source.lengths(units, epoch).tolist() == taken.sparse_features["history"].lengths().tolist()
+    lengths = source.lengths(np.arange(source.extent), 0)
+    assert source.mean_length == pytest.approx(lengths.mean()) and lengths.dtype == np.int64
+    assert len(source.take(np.empty(0, np.int64), 0)) == 0
 
 
 @settings(deadline=None, max_examples=40)

@@ -14,7 +14,7 @@ Balance = Literal["none", "tokens", "cost"]
 class BalanceKeys:
     """To be inherited by the dataclass of a kind of data whose sources are indexed (`IndexedSource`).
 
-    Its `__post_init__` calls `check_balance`, with what stands against balance where something does.
+    A `__post_init__` of its own calls `check_balance`, with what stands against balance where something does.
     """
 
     balance: Balance = "none"
@@ -28,6 +28,9 @@ class BalanceKeys:
     balance_costs: str | None = None
     """For balance = "cost": balance.json of an earlier run.  Its costs are used as they were, so that its digest can be made
     again, and none is fitted."""
+
+    def __post_init__(self) -> None:
+        self.check_balance()
 
     def check_balance(self, against: str | None = None) -> None:
         """ValueError if the keys do not fit together; `against`: why this data cannot be balanced, and what to change."""
