@@ -71,6 +71,7 @@ def test_given_costs_hold_from_their_batches_on(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps({"costs": costs}))
     settings = small("hstu", *FITTED, f"data.balance_costs='{tmp_path}/costs.json'", "checkpoint.every_steps=8")
     digest = run(2, train_run, "hstu", settings, str(tmp_path / "run"))[0]["digest"]
+    (tmp_path / "costs.json").unlink()  # a checkpoint has them
     for step in (8, 16):
         assert run(2, resume, "hstu", settings, str(tmp_path / "run"), step)[0]["digest"] == digest, step
 
@@ -138,6 +139,14 @@ def test_a_fit_after_every_step_makes_nobody_wait_for_ever(tmp_path: Path) -> No
     settings = hstu("data.balance=cost", "data.balance_every=1", "train.steps=40", "train.batch_size=2")
     found = run(2, train_run, "hstu", [*settings, "pipeline.schedule=nested"], str(tmp_path / "run"))
     assert len({one["digest"] for one in found}) == 1 and len(found[0]["balance"]["costs"]) > 10
+
+
+def test_on_a_device_the_first_cost_stays(tmp_path: Path) -> None:
+    """The host does not see how long a batch computed: nothing is fitted, and nothing is told as measured."""
+    settings = hstu("data.balance=cost", "data.balance_every=4", "train.steps=10", "train.device=sim")
+    told = train_run(World.single(), "hstu", settings, str(tmp_path / "run"))["balance"]
+    assert told["measured"] is None and told["held_out_error"] is None and told["planned"] is not None
+    assert [entry["source"] for entry in told["costs"]] == ["flops"]
 
 
 def test_workers_that_get_nothing_take_part(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def cost_plan(
     if balance_of(recipe) == "none":
         return None
     if recipe.data.balance_costs is not None:
-        return CostPlan(read_costs(recipe.data.balance_costs))
+        return CostPlan(saved or read_costs(recipe.data.balance_costs))
     every = recipe.data.balance_every if fitted else None
     return CostPlan(saved or [start_cost(model)], every, began)
 
