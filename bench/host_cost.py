@@ -46,7 +46,8 @@ def measure(args: argparse.Namespace) -> None:
     """On every worker: CPU and wall time of a step, for each number of micro-batches in turn."""
     from nestpipe.cli.recipes import read_recipe
     from nestpipe.comm.world import World
-    from nestpipe.train.build import make_pipeline, open_source, train_stream
+    from nestpipe.train.build import make_pipeline, open_source
+    from nestpipe.train.streams import train_stream
 
     world = World.join(timeout=120)
     found: dict[int, list[tuple[float, float, dict[str, float]]]] = {n: [] for n in args.micro}

@@ -245,6 +245,17 @@ def test_data_has_filters_lengths_ties_and_notes(look: Any, run_page: Path, tmp_
     assert look(written(tmp_path, a_run(tmp_path / "run"))).page.locator("section[aria-label=Data]").count() == 0
 
 
+def test_load_balance_is_a_table(look: Any, tmp_path: Path) -> None:
+    """A row for all workers and one for each; what is not known is a dash."""
+    planned = {"share": 0.0012, "workers": [0.0, 0.0024]}
+    balance = {"mode": "cost", "planned": planned, "measured": None, "fixed": {"share": 0.47, "workers": [0.5, 0.44]}}
+    seen = look(written(tmp_path, a_run(tmp_path / "run", a_summary(balance=balance))))
+    rows = seen.page.locator("section[aria-label='Load balance'] tbody tr").all_inner_texts()
+    told = [[word for word in row.split()[-3:] if word[0].isdigit()] for row in rows]
+    assert told == [["0.12", "47.00"], ["0.00", "50.00"], ["0.24", "44.00"]]
+    assert seen.said == []
+
+
 def test_a_bench_shows_rungs_limit_ratios_and_stages(look: Any, bench_page: Path) -> None:
     seen = look(bench_page)
     assert seen.page.locator(".rungs .label").all_inner_texts() == ["serial", "nested N=8", "torchrec"]

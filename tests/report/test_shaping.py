@@ -146,6 +146,22 @@ def test_summaries_of_any_kind_are_shown(tmp_path: Path) -> None:
     assert dict(data["facts"])["chosen"] == "2 from batch 0, 8 from batch 70"
 
 
+def test_load_balance_of_a_run(tmp_path: Path) -> None:
+    """Who waits, by plan and by clock; without balance there is no section, and what is odd is left out."""
+    assert read(a_run(tmp_path / "none"))["balance"] is None
+    share = {"share": 0.021, "workers": [0.0, 0.042]}
+    told = {"mode": "cost", "planned": {"share": 0.0012, "workers": [0.0, 0.0024]}, "measured": share, "fixed": None}
+    balance = read(a_run(tmp_path / "run", a_summary(balance={**told, "held_out_error": 0.0525})))["balance"]
+    assert balance["table"]["rows"] == [
+        ["all workers", "0.12", "2.10", None], ["worker 0", "0.00", "0.00", None], ["worker 1", "0.24", "4.20", None],
+    ]  # fmt: skip
+    assert "off by 5.2 %" in balance["says"] or "off by 5.3 %" in balance["says"]
+    for number, odd in enumerate(({}, 3, {"planned": 7}, {"planned": {"workers": "x", "share": None}})):
+        assert read(a_run(tmp_path / str(number), a_summary(balance=odd)))["kind"] == "run"
+    (lines,) = (c["lines"] for c in charts([{"step": 5, "waiting": {"planned": 0.1}}]) if "waiting" in c["title"])
+    assert lines == [{"name": "planned", "points": [(5.0, 0.1)]}]
+
+
 def test_data_that_a_reader_told_of(tmp_path: Path) -> None:
     """data.json of a run: filters, lengths, bars named by the lengths they hold, ties, notes; without it there is none."""
     run = a_run(tmp_path / "run")

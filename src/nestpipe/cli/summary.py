@@ -24,6 +24,8 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
     console.print(f"the compute lane is busy for {summary['compute_share']:.1%} of a step")
     for line in utilisation_in_words(summary["flops"]) if "flops" in summary else []:
         console.print(line)
+    if "balance" in summary:
+        console.print(_waiting(summary["balance"]))
     if "device" in summary:
         memory = {when: f"{count / 2**20:,.1f} MB" for when, count in summary["device"]["bytes"].items()}
         console.print(waits_in_words(summary["device"], summary["steps"], summary["step_ms"]))
@@ -54,6 +56,13 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
     console.print(f"run {summary['run']}  digest {summary['digest'][:16]}")
     if page is not None:
         console.print(f"page {page}")
+
+
+def _waiting(balance: dict[str, Any]) -> str:
+    """What workers wait for the most loaded one."""
+    names = {"planned": "planned", "measured": "measured", "fixed": "with a fixed batch it would be"}
+    told = [f"{name} {balance[kind]['share']:.1%}" for kind, name in names.items() if balance[kind] is not None]
+    return f"waiting for the most loaded worker: {', '.join(told) or 'not known after so few steps'} of the step"
 
 
 def _stages(summary: dict[str, Any]) -> Table:

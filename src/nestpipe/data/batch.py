@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from nestpipe.data.balance.assign import assign
 from nestpipe.data.jagged import JaggedTensor, KeyedJaggedTensor
 
 
@@ -19,6 +20,9 @@ class Batch:
     The model's loss is a mean; `loss_terms[b]` says over how many terms sample b contributes to it (1 each when None;
     the number of predicted positions for a sequence model).  The engine weighs micro-batches and workers by it, so that
     the loss that is trained is the mean over the whole global batch.
+
+    `costs`, where given, is what each sample costs to compute, in any unit: `split` then divides it evenly.  It stays on the
+    host and changes no result but by rounding.
     """
 
     sparse_features: KeyedJaggedTensor
@@ -28,16 +32,22 @@ class Batch:
     loss_terms: Tensor | None = None
     shared: dict[str, Tensor] = field(default_factory=dict)
     """Ids of the batch as a whole, by feature: every micro-batch has all of them.  They stay on the host."""
+    costs: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.loss_terms is not None and self.loss_terms.dim() != 1:
-            raise ValueError(
-                f"batch.loss_terms must be one number a sample, not of shape {tuple(self.loss_terms.shape)}"
-            )
+        for name, tensor in (("loss_terms", self.loss_terms), ("costs", self.costs)):
+            if tensor is not None and tensor.dim() != 1:
+                raise ValueError(f"batch.{name} must be one number a sample, not of shape {tuple(tensor.shape)}")
         for name, ids in self.shared.items():
             if ids.dim() != 1 or ids.dtype != torch.int64:
                 raise ValueError(f"batch.shared[{name!r}] must be a list of int64 ids")
-        fields = {"dense": self.dense, "labels": self.labels, "loss_terms": self.loss_terms, **self.extras}
+        fields = {
+            "dense": self.dense,
+            "labels": self.labels,
+            "loss_terms": self.loss_terms,
+            "costs": self.costs,
+            **self.extras,
+        }
         for name, tensor in fields.items():
             if tensor is not None and tensor.shape[:1] != (len(self),):
                 raise ValueError(f"batch.{name} has shape {tuple(tensor.shape)}, but the batch has {len(self)} samples")
@@ -61,15 +71,20 @@ class Batch:
             {name: tensor[samples] for name, tensor in self.extras.items()},
             take(self.loss_terms),
             self.shared,
+            take(self.costs),
         )
 
     def split(self, parts: int) -> list[Batch]:
         """`parts` runs of consecutive samples of as even a size as can be; some are empty when B < parts.
 
-        Where samples have `loss_terms`, as histories of different lengths do, it is these that are divided evenly.
+        Where samples have `loss_terms`, as histories of different lengths do, it is these that are divided evenly.  Where they
+        have `costs`, parts are not runs: a sample goes where it makes costs most even, in the order of the batch there.
         """
         if parts == 1:
             return [self]
+        if self.costs is not None:
+            chosen = torch.from_numpy(assign(self.costs.detach().cpu().numpy(), parts))
+            return [self.select(torch.nonzero(chosen == part).flatten()) for part in range(parts)]
         total = 0.0 if self.loss_terms is None else float(self.loss_terms.sum())
         if self.loss_terms is None or not total:
             cuts = [len(self) * part // parts for part in range(parts + 1)]
@@ -101,6 +116,7 @@ class Batch:
             {name: torch.cat([b.extras[name] for b in batches]) for name in batches[0].extras},
             join([b.loss_terms for b in batches]),
             batches[0].shared,
+            join([b.costs for b in batches]),
         )
 
     def with_shared_ids(self) -> Batch:
@@ -116,7 +132,7 @@ class Batch:
         return self.with_tensors([tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
-        """All that it consists of."""
+        """All that a model may see of it."""
         given = (self.dense, self.labels, *self.extras.values(), self.loss_terms)
         return [*self.sparse_features.tensors(), *(tensor for tensor in given if tensor is not None)]
 
@@ -135,6 +151,7 @@ class Batch:
             {name: next(rest) for name in self.extras},
             next_of(self.loss_terms),
             self.shared,
+            self.costs,
         )
 
 

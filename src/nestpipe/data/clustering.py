@@ -1,8 +1,8 @@
 """Key-centric clustering: which samples of a batch go into the same micro-batch, so that they share as many keys as can be.
 
-Micro-batches stay of equal size (histories: of as even a number of tokens as can be) and every sample is in exactly one, so what
-is trained is the same mean over the same samples.  Worth it where rows travel once per micro-batch; with window dedup they travel
-once per batch whatever the clustering.
+Micro-batches stay of equal size (histories: of as even a number of tokens as can be, or of as even a cost, where samples have
+`costs`) and every sample is in exactly one, so what is trained is the same mean over the same samples.  Worth it where rows
+travel once per micro-batch; with window dedup they travel once per batch whatever the clustering.
 
 The way, chosen by measurement (docs/log.md): samples sorted by the commonest of their keys that fits into one micro-batch give a
 first division; then every sample in turn moves to where most of its keys are, with some slack in the sizes, since with none a
@@ -33,7 +33,8 @@ def cluster(batch: Batch, parts: int, looked_up: Sequence[str] | None = None) ->
     """
     if parts == 1 or len(batch) <= parts:
         return batch.split(parts)
-    terms = None if batch.loss_terms is None else batch.loss_terms.double().numpy()
+    sizes = batch.loss_terms if batch.costs is None else batch.costs
+    terms = None if sizes is None else sizes.double().numpy()
     features = batch.sparse_features
     if looked_up is not None and len(looked_up) < len(features.keys()):
         features = KeyedJaggedTensor.from_jt_dict({name: features[name] for name in looked_up})

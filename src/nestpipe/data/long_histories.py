@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from nestpipe.data.balance.keys import BalanceKeys
 from nestpipe.data.batch import Batch
 from nestpipe.data.best_hits import best_hits
 from nestpipe.data.checks import check_fraction, check_number, check_split, check_whole
 from nestpipe.data.counter import derive
+from nestpipe.data.global_batches import GlobalBatches
 from nestpipe.data.history_lengths import describe_lengths
 from nestpipe.data.jagged import KeyedJaggedTensor
-from nestpipe.data.long_histories_kernels import World, draw_batch, draw_lengths, item_ids
+from nestpipe.data.long_histories_kernels import World, draw_batch, draw_lengths, draw_pool, item_ids
+from nestpipe.data.negatives import DrawnFor, Negatives
 from nestpipe.data.sequence_batches import CHUNK, FEATURES, LEAST
 from nestpipe.data.shuffled_numbers import shuffled_numbers
 from nestpipe.data.stream import sample_ends
@@ -33,7 +36,7 @@ BEST_USERS = 1000
 
 
 @dataclass(frozen=True)
-class LongHistoriesData:
+class LongHistoriesData(BalanceKeys):
     """Users whose interests drift.  A history depends on (seed, user) alone; batches as in `sequence_batches`.
 
     Lengths are log-normal; with the default `sigma` they are spread as in KuaiRand-27K, whose median is 8,594.  Interests are
@@ -62,7 +65,9 @@ class LongHistoriesData:
     max_length: int = 2048
     """The longest history in a batch: the latest events."""
     negatives: int = 128
-    """Uniform draws from the catalogue for each target."""
+    """Uniform draws from the catalogue, for each target or in the pool."""
+    negatives_from: DrawnFor = "each"
+    """each: negatives for each target.  pool: once for a whole batch of all workers, for all its targets."""
     eval_users: int = 1000
     """Users whose last item is predicted in evaluations: the first ones, at most all.  0: no evaluation."""
 
@@ -79,7 +84,8 @@ class LongHistoriesData:
         check_whole("session", self.session)
         check_number("drift", self.drift, 0.0, 1.0)
         check_whole("max_length", self.max_length)
-        check_whole("negatives", self.negatives, 0)
+        Negatives(self.negatives, self.negatives_from)
+        self.check_balance()
         check_whole("eval_users", self.eval_users, 0)
         if self.eval_users and self.items > RANKED:
             raise ValueError(
@@ -109,7 +115,8 @@ class LongHistorySource:
         self.extent = data.users if self._train else min(data.users, data.eval_users)
         self.longest = data.max_length
         self._seed = seed
-        self._negatives = data.negatives if self._train else 0
+        pooled = data.negatives_from == "pool"
+        self._negatives = data.negatives if self._train and not pooled else 0
         self.world = World(
             data.items,
             data.groups,
@@ -124,6 +131,7 @@ class LongHistorySource:
             derive(seed, "histories", "follow"),
             derive(seed, "histories", "users"),
         )
+        self.pool = HistoriesPool(self.world, data.negatives, seed) if self._train and pooled else None
 
     @functools.cached_property
     def catalogue(self) -> np.ndarray:
@@ -196,3 +204,16 @@ class LongHistorySource:
         if not self._train:
             return units.copy()
         return shuffled_numbers(units, self.extent, derive(self._seed, "order", epoch))
+
+
+@dataclass(frozen=True)
+class HistoriesPool:
+    """Negatives of whole batches, drawn from all items without a list of them."""
+
+    world: World
+    size: int
+    seed: int
+    feature: str = "negatives"
+
+    def ids(self, number: int, batches: GlobalBatches) -> np.ndarray:
+        return draw_pool(self.size, derive(self.seed, "pool", number), self.world)

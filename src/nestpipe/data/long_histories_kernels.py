@@ -181,3 +181,13 @@ def draw_batch(  # type: ignore[no-untyped-def]
         at_negative += terms * negatives
         at_time += n + 1
     return lengths, values
+
+
+@numba.njit(nogil=True, cache=True)
+def draw_pool(size, key, world):  # type: ignore[no-untyped-def]
+    """Ids of uniformly drawn items."""
+    ids = np.empty(size, np.int64)
+    for i in range(size):
+        u = uniform(mix(key + np.uint64(i) * STEP))
+        ids[i] = item_id(min(int(u * world.items), world.items - 1), world)
+    return ids

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from nestpipe.data.balance.keys import BalanceKeys
 from nestpipe.data.batch import Batch
 from nestpipe.data.checks import check_fraction, check_number, check_split, check_text, check_whole
 from nestpipe.data.counter import derive, permutation
@@ -25,7 +26,7 @@ CHUNK = 2048
 
 
 @dataclass(frozen=True)
-class MovieLensData:
+class MovieLensData(BalanceKeys):
     """Ratings from `u.data`, `ratings.dat`, `ratings.csv`, a folder of one of them, or the original zip."""
 
     path: str = ""
@@ -59,6 +60,8 @@ class MovieLensData:
         check_fraction("eval_fraction", self.eval_fraction)
         if self.ties not in TIES:
             raise ValueError(f"data.ties must be 'file', 'random' or 'meta', not {self.ties!r}")
+        clicks = "needs histories: set data.task = 'sequences', or leave it out"
+        self.check_balance(clicks if self.task == "clicks" else None)
 
     def open(self, split: str, seed: int) -> Source:
         check_split(split)

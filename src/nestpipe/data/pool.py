@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 
+from nestpipe.data.batch import Batch
 from nestpipe.data.counter import derive
 from nestpipe.data.global_batches import GlobalBatches
 from nestpipe.data.negatives import Sampler
@@ -26,6 +28,13 @@ class Pool(Protocol):
 
     def ids(self, number: int, batches: GlobalBatches) -> np.ndarray:
         """The pool of global batch `number`."""
+
+
+def with_pool(batch: Batch, pool: Pool | None, number: int, batches: GlobalBatches) -> Batch:
+    """The batch with the pool of its number, where there is one."""
+    if pool is None:
+        return batch
+    return replace(batch, shared={pool.feature: torch.from_numpy(pool.ids(number, batches))})
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ class SequenceSource:
         self._train = split == "train"
         self._seed = seed
         self._max_length = max_length
-        self._order: tuple[int, np.ndarray] = (-1, self._rows)
+        self._orders: tuple[tuple[int, np.ndarray], ...] = ()
+        """Of the last two epochs: balanced streams are in both where one ends."""
         self.negatives = Negatives(negatives) if isinstance(negatives, int) else negatives
         if self.negatives.sampling == "uniform" or not self._train:
             self.sampler = Sampler.of(catalogue)
@@ -123,6 +124,16 @@ class SequenceSource:
         places = spans((h.offsets[:-1] + h.cut)[self._rows] - counts, counts)
         return np.bincount(np.searchsorted(self.catalogue, h.items[places]), minlength=len(self.catalogue))
 
+    @functools.cached_property
+    def _tokens(self) -> np.ndarray:
+        """Of every user's history in batches."""
+        return np.minimum(self.histories.cut - (1 if self._train else 0), self._max_length).astype(np.int64)
+
+    @functools.cached_property
+    def mean_length(self) -> float:
+        """Tokens of a history in batches."""
+        return float(self._tokens[self._rows].mean()) if self.extent else 0.0
+
     @property
     def longest(self) -> int:
         """Of the histories in batches, of either split."""
@@ -139,9 +150,21 @@ class SequenceSource:
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if not self._train:
             return self._rows
-        if self._order[0] != epoch:
-            self._order = (epoch, self._order_of(epoch))
-        return self._order[1]
+        known = self._orders
+        for number, order in known:
+            if number == epoch:
+                return order
+        order = self._order_of(epoch)
+        self._orders = ((epoch, order), *known[:1])  # in one assignment: several streams read at the same time
+        return order
+
+    def lengths(self, units: np.ndarray, epoch: int) -> np.ndarray:
+        """Tokens of the histories of these samples."""
+        return self._tokens[self._epoch_order(epoch)[units]]
+
+    def take(self, units: np.ndarray, epoch: int) -> Batch:
+        """These samples, in this order."""
+        return self._build(self._epoch_order(epoch)[units], derive(self._seed, "negatives", epoch))
 
     def _order_of(self, epoch: int) -> np.ndarray:
         return self._rows[permutation(self.extent, derive(self._seed, "order", epoch))]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nestpipe.data.balance.keys import BalanceKeys
 from nestpipe.data.checks import check_fraction, check_number, check_split, check_whole
 from nestpipe.data.counter import derive
 from nestpipe.data.negatives import DrawnFor, Negatives, Sampling
@@ -14,7 +15,7 @@ from nestpipe.data.sequences_kernels import draw_histories, draw_lengths, item_i
 
 
 @dataclass(frozen=True)
-class SequencesData:
+class SequencesData(BalanceKeys):
     """Users of `groups` shared interests.  A history depends on (seed, user) alone; batches as in `sequence_batches`.
 
     A user has a main and a side interest, each a group of items whose popularity falls off as a power law.  With the
@@ -55,6 +56,7 @@ class SequencesData:
         check_number("zipf", self.zipf, 0.0, 10.0)
         check_fraction("order", self.order)
         self._negatives()
+        self.check_balance()
 
     def open(self, split: str, seed: int) -> SequenceSource:
         check_split(split)

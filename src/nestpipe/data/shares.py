@@ -9,14 +9,17 @@ streams, each has its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from nestpipe.data.balance.loads import Loads
+from nestpipe.data.balance.token_stream import TokenStream
 from nestpipe.data.batch import Batch
 from nestpipe.data.global_batches import GlobalBatches
-from nestpipe.data.pool import Pool
-from nestpipe.data.source import Source
+from nestpipe.data.pool import Pool, with_pool
+from nestpipe.data.source import Source, is_indexed
 from nestpipe.data.stream import Position, Stream
 
 
@@ -29,8 +32,12 @@ class Share:
     last: int
     parts: int
 
+    def bounds(self, samples: int) -> tuple[int, int]:
+        """The first of so many samples that is in it, and the one after the last."""
+        return samples * self.first // self.parts, samples * self.last // self.parts
+
     def of(self, batch: Batch) -> Batch:
-        start, stop = (len(batch) * at // self.parts for at in (self.first, self.last))
+        start, stop = self.bounds(len(batch))
         return batch if stop - start == len(batch) else batch.select(torch.arange(start, stop))
 
 
@@ -45,7 +52,10 @@ def shares_of(worker: int, workers: int, streams: int) -> list[Share]:
 
 
 class SharedStream:
-    """One worker's batches, as `Stream` hands them out, of a run with `streams` data streams; None: one for each worker."""
+    """One worker's batches, as `Stream` hands them out, of a run with `streams` data streams; None: one for each worker.
+
+    `token_budget`: each stream fills its batches to so many tokens, whatever their number of samples (`TokenStream`).
+    """
 
     def __init__(
         self,
@@ -58,26 +68,27 @@ class SharedStream:
         epochs: int | None = 1,
         positions: dict[int, Position] | None = None,
         first: int = 0,
+        token_budget: int | None = None,
     ) -> None:
         """`first`: how many global batches the run has handed out before `positions`."""
         self.source = source
+        self.loads = Loads()
+        self._handed_out = 0
         self.streams = workers if streams is None else streams
         self.shares = shares_of(rank, workers, self.streams)
         self._pool: Pool | None = getattr(source, "pool", None)
         self._batches = GlobalBatches(source.extent, source.piece, self.streams, batch_size, epochs)
-        self._next = first
+        self._first = first
         at = positions or {}
-        self._streams = {
-            share.stream: Stream(
-                source,
-                batch_size,
-                rank=share.stream,
-                workers=self.streams,
-                epochs=epochs,
-                position=at.get(share.stream),
-            )
-            for share in self.shares
-        }
+        self._streams = {}
+        for share in self.shares:
+            where: Any = {"rank": share.stream, "workers": self.streams, "epochs": epochs}
+            where["position"] = at.get(share.stream)
+            if token_budget is None:
+                self._streams[share.stream] = Stream(source, batch_size, **where)
+            else:
+                assert is_indexed(source)
+                self._streams[share.stream] = TokenStream(source, token_budget, **where)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -91,11 +102,11 @@ class SharedStream:
                 parts.append(share.of(batch))
         if not parts:
             raise StopIteration
-        number, self._next = self._next, self._next + 1
-        batch = Batch.concat(parts)
-        if self._pool is None:
-            return batch
-        return replace(batch, shared={self._pool.feature: torch.from_numpy(self._pool.ids(number, self._batches))})
+        number, self._handed_out = self._handed_out, self._handed_out + 1
+        mine = Batch.concat(parts)
+        if mine.costs is not None:
+            self.loads.add(number, mine.costs.numpy())
+        return with_pool(mine, self._pool, self._first + number, self._batches)
 
     def positions_after(self, batches: int) -> dict[int, Position]:
         """Where each stream of this worker's goes on after so many batches."""

@@ -9,7 +9,7 @@ in the data's own order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -43,6 +43,28 @@ class Source(Protocol):
         The array holds, for each sample of the chunk, the unit after it: reading may go on from there.
         """
         ...
+
+
+class IndexedSource(Source, Protocol):
+    """A source whose units are samples of known length: what load balance needs.
+
+    `lengths` and `take` may be called from several threads at a time.
+    """
+
+    mean_length: float
+    """Tokens of a sample in the mean."""
+
+    def lengths(self, units: np.ndarray, epoch: int) -> np.ndarray:
+        """Tokens of each of these samples, int64; reads none of them."""
+        ...
+
+    def take(self, units: np.ndarray, epoch: int) -> Batch:
+        """These samples, in this order, as `read` would give them; a batch of none where there are no units."""
+        ...
+
+
+def is_indexed(source: object) -> TypeGuard[IndexedSource]:
+    return all(hasattr(source, part) for part in ("mean_length", "lengths", "take"))
 
 
 def split_interval(extent: int, split: str, eval_fraction: float) -> Interval:

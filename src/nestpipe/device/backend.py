@@ -50,6 +50,9 @@ class Device(Protocol):
     def event(self) -> OneShotEvent:
         """What an action tells those that wait for it."""
 
+    def compute_clock(self) -> float:
+        """Seconds that this thread has computed, waits and other threads left out; NaN where the host does not see it."""
+
     def mark(self) -> Mark:
         """The work that this lane has issued so far."""
 

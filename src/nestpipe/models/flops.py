@@ -52,6 +52,10 @@ class Cost:
     def jagged(self, trained: Trained) -> int:
         return PASSES * 2 * (self.weights * trained.tokens + self.products * trained.pairs)
 
+    def of_history(self) -> tuple[float, float, float]:
+        """(a, b, c): a history of n tokens needs a + b n + c n^2 FLOPs."""
+        return 0.0, PASSES * (2.0 * self.weights + self.products), PASSES * float(self.products)
+
     def padded(self, trained: Trained) -> int:
         return PASSES * 2 * trained.samples * (self.weights * self.longest + self.products * self.longest**2)
 

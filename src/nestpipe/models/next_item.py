@@ -98,6 +98,10 @@ class NextItemModel(nn.Module):
         """FLOPs of a token and of a pair of places."""
         raise NotImplementedError
 
+    def history_flops(self) -> tuple[float, float, float]:
+        """(a, b, c): a history of n tokens needs a + b n + c n^2 FLOPs.  Load balance starts from it."""
+        return self.cost().of_history()
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         features = batch.sparse_features
         found = self.sparse.unique_rows(features)

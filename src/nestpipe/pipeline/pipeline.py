@@ -210,7 +210,14 @@ class TrainPipeline:
         outcome, routes = context.outcome, context.routes
         assert outcome is not None and routes is not None
         return Progress(
-            number, outcome.loss, routes.samples, outcome.grad_norm, context.micros, context.outputs, outcome.requests
+            number,
+            outcome.loss,
+            routes.samples,
+            outcome.grad_norm,
+            context.micros,
+            context.outputs,
+            outcome.requests,
+            context.compute_seconds,
         )
 
     def evaluate(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:

@@ -35,3 +35,5 @@ class Progress:
     """What the model returned for each of them beside its loss; None where a micro-batch was empty here."""
     requests: frozenset[str] = frozenset()
     """What any worker requested (`TrainPipeline.request`) before this step's `agree`, the same on every worker."""
+    compute_seconds: float = 0.0
+    """What this worker's forward and backward passes took: CPU time of the compute lane, without waits; NaN on a device."""

@@ -117,7 +117,9 @@ class PipelineStages:
         if batch is None or len(batch) == 0:
             context.outputs.append(None)
         else:
+            begin = self._device.compute_clock()
             self._forward_backward(context, micro, batch)
+            context.compute_seconds += self._device.compute_clock() - begin
         if micro == context.micro_batches - 1 and self.deferred is None:
             self._check_dense_side()
 
@@ -132,7 +134,9 @@ class PipelineStages:
         assert self.deferred is not None
         self._check_dense_side()
         events = context.parts.get(("weight_grad", context.number, -1), ())
+        begin = self._device.compute_clock()
         self.deferred.make(self.dense.buckets, lambda bucket: events[bucket].set() if events else None)
+        context.compute_seconds += self._device.compute_clock() - begin
 
     def reduce(self, context: BatchContext, bucket: int) -> None:
         self.dense.reduce(bucket)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nestpipe.report.balance import shape_balance
 from nestpipe.report.data import shape_data
 from nestpipe.report.exposed import COMPUTE, UNKNOWN
 from nestpipe.report.files import (
@@ -65,6 +66,7 @@ def read_run(path: Path) -> dict[str, Any]:
         "notes": notes,
         "charts": charts(records),
         "stages": None if stages is None else table_of_stages(stages, source),
+        "balance": shape_balance(summary.get("balance")),
         "data": told,
         "timeline": timeline,
         "no_timeline": None if timeline is not None else NO_TRACE,
@@ -89,6 +91,7 @@ def read_trace_page(trace: Path, timeline: dict[str, Any]) -> dict[str, Any]:
         "notes": [],
         "charts": [],
         "stages": table_of_stages(sums_of(timeline), "worker 0, over the steps of the trace"),
+        "balance": None,
         "data": None,
         "timeline": timeline,
         "no_timeline": None,

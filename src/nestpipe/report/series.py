@@ -48,6 +48,9 @@ def charts(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         ),
         _chart("NE", "", [("in training", _line(lines, "ne")), ("held out", _line(held_out, "ne"))]),
     ]
+    waits = [{"step": line["step"], **mapping(line.get("waiting"))} for line in lines if mapping(line.get("waiting"))]
+    names = [("measured", "measured"), ("planned", "planned"), ("fixed batch, planned", "fixed")]
+    found.append(_chart("waiting for other workers", "share of the step", [(n, _line(waits, key)) for n, key in names]))
     ranking: dict[str, list[str]] = {}
     for record in held_out:
         for key in record:

@@ -84,6 +84,8 @@ class BatchContext:
     """Per micro-batch: what the model returned beside its loss; None if the micro-batch is empty on this worker."""
     losses: list[tuple[Tensor, float]] = field(default_factory=list)
     """Per micro-batch with loss terms: its mean loss, and its share of the global batch."""
+    compute_seconds: float = 0.0
+    """What the model's forward and backward passes took on the compute lane; NaN where the host does not see it."""
     loss_sum: float = 0.0
     """This worker's part of the global mean loss, since `agree`."""
     outcome: StepOutcome | None = None

@@ -16,9 +16,7 @@ from nestpipe.config.dense import DenseConfig
 from nestpipe.config.recipe import Recipe
 from nestpipe.config.tables import TablesConfig
 from nestpipe.data.own import check_source
-from nestpipe.data.shares import SharedStream
 from nestpipe.data.source import DataError, Source
-from nestpipe.data.stream import Position
 from nestpipe.dense.replica import DenseReplica
 from nestpipe.device.choice import has_fused_optimizers, named_device
 from nestpipe.models.kinds import make_model
@@ -163,28 +161,3 @@ def disk_tier(section: TablesConfig) -> DiskTier | None:
 
 def _bytes(megabytes: float | None) -> int | None:
     return None if megabytes is None else int(megabytes * 2**20)
-
-
-def train_stream(
-    recipe: Recipe,
-    source: Source,
-    world: World,
-    streams: int | None = None,
-    positions: dict[int, Position] | None = None,
-    first: int = 0,
-) -> SharedStream:
-    """This worker's batches; of a run that goes on after `first` of them, from `positions` of as many `streams` as it
-    began with."""
-    section = recipe.train
-    streams = section.streams if streams is None else streams
-    epochs = section.epochs if section.epochs or section.steps else 1
-    return SharedStream(
-        source,
-        section.batch_size,
-        rank=world.rank,
-        workers=world.size,
-        streams=streams,
-        epochs=epochs,
-        positions=positions,
-        first=first,
-    )

@@ -16,12 +16,12 @@ from nestpipe.checkpoint.places import FOLDER, place_at
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
-from nestpipe.data.shares import SharedStream
+from nestpipe.data.balance.costs import CostFrom, CostPlan, costs_from
 from nestpipe.data.skipped import Skipped, skipped_of
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Position
 from nestpipe.pipeline import Progress, TrainPipeline
-from nestpipe.train.build import train_stream
+from nestpipe.train.streams import TrainStream, train_stream
 
 FIXED = ("data", "model", "train.seed", "train.batch_size", "train.epochs", "tables.optimizer", "dense.optimizer")
 """Recipe keys that must not change when a run resumes."""
@@ -68,7 +68,7 @@ class Resumed:
                 f"use train.streams={began}, or start a new run"
             )
 
-    def stream(self, recipe: Recipe, source: Source, world: World) -> SharedStream:
+    def stream(self, recipe: Recipe, source: Source, world: World, costs: CostPlan | None = None) -> TrainStream:
         """The training data from the saved position on, shared among the current number of workers."""
         positions, data = self.positions(), self.manifest.data
         if data["extent"] != source.extent:
@@ -85,7 +85,11 @@ class Resumed:
         skipped = skipped_of(source)
         if skipped is not None:
             skipped.go_on(data["skipped"])
-        return train_stream(recipe, source, world, len(positions), positions, self.step)
+        return train_stream(recipe, source, world, len(positions), positions, costs, self.step)
+
+    def costs(self) -> list[CostFrom]:
+        """What histories had been found to cost by then; empty where nothing is balanced."""
+        return costs_from(self.trainer["balance"]) if self.trainer.get("balance") else []
 
     def positions(self) -> dict[int, Position]:
         """The saved position of each data stream."""
@@ -123,6 +127,12 @@ def _check_trainer(last: Checkpoint) -> None:
     def choice(value: object) -> bool:
         return isinstance(value, list) and len(value) == 2 and all(map(whole, value)) and value[1] > 0
 
+    def costs(value: object) -> bool:
+        try:
+            return value == [] or bool(costs_from(value))
+        except (ValueError, TypeError):
+            return False
+
     state = last.manifest.trainer
     lists = [state.get("losses", []), state.get("micro_batches_chosen", [])]
     if not (
@@ -131,6 +141,7 @@ def _check_trainer(last: Checkpoint) -> None:
         and all(isinstance(values, list) for values in lists)
         and all(map(number, lists[0]))
         and all(map(choice, lists[1]))
+        and costs(state.get("balance", []))
     ):
         raise CheckpointError(f"{last.path}: its trainer state cannot be read")
 
@@ -143,7 +154,7 @@ class Checkpoints:
     """A run's checkpoints.  Does nothing if the recipe has none.  All workers call its methods together."""
 
     def __init__(
-        self, recipe: Recipe, pipeline: TrainPipeline, stream: SharedStream, folder: Folder, resumed: Resumed | None
+        self, recipe: Recipe, pipeline: TrainPipeline, stream: TrainStream, folder: Folder, resumed: Resumed | None
     ) -> None:
         section = recipe.checkpoint
         self._section, self._pipeline, self._stream = section, pipeline, stream

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -63,7 +63,7 @@ class RunDirectory:
         """Removes what a run that never began has written, so that the next try may have its name."""
         if self._writes and self._new:
             with suppress(OSError):
-                for name in ("recipe.toml", "data.json", LAUNCH_FILE):
+                for name in ("recipe.toml", "data.json", "balance.json", LAUNCH_FILE):
                     (self.path / name).unlink(missing_ok=True)
                 self.path.rmdir()
 
@@ -103,6 +103,11 @@ class RunDirectory:
         """Writes data.json, what there is to tell about the training data, if anything."""
         if statistics:
             self._write("data.json", json.dumps(plain(statistics), allow_nan=False, indent=2) + "\n")
+
+    def write_balance(self, costs: Sequence[Mapping[str, Any]]) -> None:
+        """Writes balance.json, what histories cost from which batch on, if anything is balanced by it."""
+        if costs:
+            self._write("balance.json", json.dumps(plain({"costs": costs}), allow_nan=False, indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json whole or not at all, even if the machine stops.  Ends the run: no restart resumes it."""

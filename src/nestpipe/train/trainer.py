@@ -19,7 +19,8 @@ from nestpipe.errors import NestPipeError
 from nestpipe.files.patience import limit_waiting
 from nestpipe.launch.signals import ending_orderly
 from nestpipe.pipeline import Progress
-from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, prepare_data, train_stream
+from nestpipe.train.balance import LoadBalance
+from nestpipe.train.build import NO_SAMPLES, make_pipeline, open_source, prepare_data
 from nestpipe.train.checkpoints import Checkpoints, Resumed, folder_of, restore_run
 from nestpipe.train.display import Display
 from nestpipe.train.evaluate import best_possible, by_popularity, evaluate, rehearse
@@ -27,6 +28,7 @@ from nestpipe.train.evicted import EvictedFiles
 from nestpipe.train.memory import HeapTrimmer, memory_of
 from nestpipe.train.pace import Pace
 from nestpipe.train.rundir import RunDirectory
+from nestpipe.train.streams import cost_plan, train_stream
 from nestpipe.train.summary import in_words, summarise
 from nestpipe.train.tracing import gather_trace, kept_if_it_fails, write_trace
 
@@ -55,6 +57,7 @@ def train(
     trainer = Trainer(recipe, world, run, quiet, check_staleness, traced, resumed, resuming, launch, tensorboard)
     with trainer.guarded():
         while step := trainer.next_step():
+            trainer.balance_load(step)
             trainer.write_log()
             trainer.evaluate_if_due()
             trainer.save_if_due(step)
@@ -100,12 +103,19 @@ class Trainer:
             self.pipeline = make_pipeline(
                 recipe, source, world, check_staleness=check_staleness, trace=trace, empty=resumed is not None
             )
+            began, saved = (resumed.step, resumed.costs()) if resumed else (0, [])
+            costs = cost_plan(recipe, self.pipeline.model, fitted=True, saved=saved, began=began)
+            self.stream = (
+                resumed.stream(recipe, source, world, costs)
+                if resumed
+                else train_stream(recipe, source, world, costs=costs)
+            )
         except (NestPipeError, ValueError):
             self.directory.withdraw()
             raise
         if is_own(recipe.model_kind) or is_own(recipe.data_kind):
             rehearse(self.pipeline, self.held_out, recipe.eval)
-        self.stream = resumed.stream(recipe, source, world) if resumed else train_stream(recipe, source, world)
+        self.balance = LoadBalance(recipe, world, self.stream, costs, began)
         self.pace = Pace(recipe.train)
         self.skipped = skipped_of(source) or Skipped()
         self.trimmer = HeapTrimmer()
@@ -122,6 +132,7 @@ class Trainer:
         if resuming:
             self.directory.rewind_to(self.pace.steps)
             self.evicted.rewind_to(self.pace.steps)
+        self._write_costs()
         self._tell_of(getattr(source, "statistics", {}))
 
     def _tell_of(self, statistics: dict[str, Any]) -> None:
@@ -161,6 +172,11 @@ class Trainer:
                 self.pipeline.timeline.restart()
             self.stopped = "stop" in step.requests
         return step
+
+    def balance_load(self, step: Progress) -> None:
+        """Every so many steps all workers learn who waited for whom, and what a history costs."""
+        if self.balance.after(step, self.directory.log):
+            self._write_costs()
 
     def write_log(self) -> None:
         """What happened since the last step, and every `log_every` steps the figures of the window."""
@@ -214,11 +230,14 @@ class Trainer:
             return {"recipe": self.recipe.name, "steps": self.pace.steps, "run": run, "stopped": True}
         if trace is not None:
             write_trace(trace, self.pipeline.timeline, self.world)
+        balance = self.balance.figures()
         summary = summarise(self.recipe, self.pipeline, self.pace, self.metrics, self.skipped, run)
         if popular := by_popularity(self.world, self.pipeline.model, self.held_out, self.recipe.eval):
             summary["by_popularity"] = popular
         if best := best_possible(self.pipeline.model, self.held_out, self.recipe.eval):
             summary["best_possible"] = best
+        if balance is not None:
+            summary["balance"] = balance
         self.pipeline.close()
         self.directory.write_summary(summary)
         self.directory.write_trace(gather_trace(self.pipeline.timeline, self.world, few=True))
@@ -232,4 +251,9 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         """The trainer's part of a checkpoint.  Keys evicted by then are on the list before it."""
         self.evicted.append(self.pipeline.take_evicted())
-        return self.pace.state()
+        balance = self.balance.state()
+        return {**self.pace.state(), **({"balance": balance} if balance else {})}
+
+    def _write_costs(self) -> None:
+        if self.balance.mode == "cost":
+            self.directory.write_balance(self.balance.state())

@@ -18,9 +18,10 @@ from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.eviction.frequency import FrequencyTable
-from nestpipe.train.build import make_pipeline, open_source, prepare_data, train_stream
+from nestpipe.train.build import make_pipeline, open_source, prepare_data
 from nestpipe.train.digest import dense_state
 from nestpipe.train.simulated import SimulatedOrders
+from nestpipe.train.streams import cost_plan, train_stream
 
 CHUNK = 1 << 16
 
@@ -132,7 +133,8 @@ def _run(
     prepare_data(recipe, world)
     source = open_source(recipe, "train", world)
     pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
-    stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps)), source, world)
+    costs = cost_plan(recipe, pipeline.model, fitted=False)  # what steps take would not be the same twice
+    stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps)), source, world, costs=costs)
     losses: list[float] = []
     if simulated is not None:
         simulated.begin()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow.parquet as pq
 
+from nestpipe.data.balance.keys import BalanceKeys
 from nestpipe.data.checks import check_number, check_split, check_text, check_texts, check_whole
 from nestpipe.data.interactions.cache import Preparation, Prepared
 from nestpipe.data.interactions.columns import MOST_ACTIONS, UNITS, EventColumns
@@ -32,7 +33,7 @@ PATTERNS = ("*.parquet", "*.pq", "*.csv", "*.tsv", "*.csv.gz", "*.tsv.gz")
 
 
 @dataclass(frozen=True)
-class InteractionsData:
+class InteractionsData(BalanceKeys):
     """Events of users in Parquet or CSV files, in any order; batches as in `sequence_batches`.
 
     Events are grouped by user and sorted by time once, out of core, into a cache.  Events of one time are in the order of
@@ -144,6 +145,8 @@ class InteractionsData:
             check_whole("shuffle", self.shuffle)
         check_text("cache", self.cache, "~/.cache/nestpipe")
         check_number("memory_gb", self.memory_gb, 0.1)
+        streamed = "needs the lengths of all histories in memory: leave out data.shuffle, or data.balance"
+        self.check_balance(None if self.shuffle is None else streamed)
 
     def prepare(self, progress: Progress) -> None:
         """Groups the log, if that is still to be done.  `progress` gets the fraction done, and what is being done."""

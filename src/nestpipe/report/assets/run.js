@@ -13,6 +13,7 @@ function runPage(data) {
   }
   if (data.stages) parts.push(section("Stages", `Milliseconds a step (${data.stages.source}). Exposed is what the step had to wait for: the column adds up to the step.`, stageTable(data.stages)));
   if (data.charts.length) parts.push(section("Over the run", null, el("div", { class: "charts" }, ...data.charts.map(lineChart))));
+  if (data.balance) parts.push(section("Load balance", data.balance.says, plainTable(data.balance.table)));
   if (data.data) parts.push(dataSection(data.data));
   if (data.notes.length) parts.push(section("Notes", null, el("ul", { class: "notes" }, ...data.notes.map((text) => el("li", { text })))));
   const summary = section("Summary", null, facts(data.facts));
