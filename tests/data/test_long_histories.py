@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nestpipe.data.best_hits import best_hits, chance_of_rank, next_interests
+from nestpipe.data.global_batches import GlobalBatches
 from nestpipe.data.long_histories import LongHistoriesData, LongHistorySource
 from nestpipe.data.long_histories_kernels import draw_events, follower, group_size, group_spans, item_ids
 from nestpipe.data.shuffled_numbers import shuffled_numbers
@@ -227,3 +228,14 @@ def test_wrong_settings_are_refused(changes: dict[str, Any], message: str) -> No
     """One line that says what to change."""
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **changes)
+
+
+def test_pool() -> None:
+    """Promise: a pool has items of the catalogue, others for every batch and seed; targets have no negatives of their own."""
+    data = LongHistoriesData(users=20, items=50, groups=5, median_length=9.0, negatives=7, negatives_from="pool")
+    source, batches = data.open("train", 3), GlobalBatches(20, 8, 1, 4, 1)
+    assert source.pool is not None and data.open("eval", 3).pool is None
+    pools = [source.pool.ids(number, batches).tolist() for number in range(3)]
+    assert all(len(pool) == 7 and set(pool) <= set(source.catalogue.tolist()) for pool in pools)
+    assert pools[0] != pools[1] and pools[0] != data.open("train", 4).pool.ids(0, batches).tolist()
+    assert source.take(np.arange(4), 0).sparse_features["negatives"].values().numel() == 0

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from nestpipe.comm.world import World
-from nestpipe.train.build import make_pipeline, open_source, train_stream
+from nestpipe.train.build import make_pipeline, open_source
+from nestpipe.train.streams import train_stream
 from nestpipe.train.verify import verify
 from runs import EVERY, recipe_of, resume, small, train_run
 from simulated import in_order
