@@ -94,3 +94,10 @@ def test_gamma_in_seconds_or_days() -> None:
     gap, g = 3 * 86_400.0, float(torch.sigmoid(time.logit_g.detach()))
     assert math.isclose(a * math.exp(-rate * gap**b), a * g ** (3.0**b), rel_tol=1e-5)
     assert 0.5 <= g <= 0.99 and 0.5 <= b <= 2.0
+
+
+def test_a_variant_with_another_ones_time() -> None:
+    """Promise: model.time replaces what a pair weighs by time and nothing else; TurboGR's FuXi is alpha with gamma's."""
+    own, other = FuXi(FuXiConfig(dim=8)), FuXi(FuXiConfig(dim=8, time="decay"))
+    assert isinstance(other.blocks[0].time, DecayTime) and other.blocks[0].widths == own.blocks[0].widths
+    assert other.cost() == own.cost()

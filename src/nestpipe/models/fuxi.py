@@ -15,7 +15,8 @@ P is learned per distance in places.  T is, with D the seconds between two event
   gamma   a g^(D^b), with D in units of `time_unit`
 
 Both are shared by heads.  Where a head's channels lie in a is of no importance, as W_0 is learned.  The sources do not say
-gamma's unit of time.  In seconds g^(D^b) is 0 for almost every pair, so the default is a day.
+gamma's unit of time.  In seconds g^(D^b) is 0 for almost every pair, so the default is a day.  `model.time` gives a variant
+another one's T: TurboGR trains alpha with gamma's.
 """
 
 from __future__ import annotations
@@ -44,10 +45,13 @@ class FuXiConfig(NextItemConfig):
 
     variant: Literal["alpha", "beta", "gamma"] = "alpha"
     """alpha: channels by meaning, time and place.  beta, gamma: by time and place, with a function of time."""
+    time: Literal["buckets", "power", "decay"] | None = None
+    """What a pair weighs by the time between its events: per bucket (alpha's own), a (1 + D)^-b (beta's), or a g^(D^b)
+    (gamma's).  None: the variant's own."""
     feed_forward: float = 1.0
     """Width of the feed-forward layer, as a multiple of dim."""
     time_unit: float = 86_400.0
-    """gamma: seconds of a unit of time."""
+    """For time = "decay": seconds of a unit of time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,9 +139,10 @@ class DecayTime(nn.Module):
 
 
 def make_time(config: FuXiConfig) -> BucketTime | PowerTime | DecayTime:
-    if config.variant == "alpha":
+    kind = config.time or {"alpha": "buckets", "beta": "power", "gamma": "decay"}[config.variant]
+    if kind == "buckets":
         return BucketTime(config)
-    return PowerTime(config) if config.variant == "beta" else DecayTime(config)
+    return PowerTime(config) if kind == "power" else DecayTime(config)
 
 
 class FuXi(NextItemModel):
