@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nestpipe.ops.event_times import BUCKETS, POWER, SHORTEST_GAP
+from nestpipe.ops.event_times import BUCKETS, POWER
 from nestpipe.ops.register_math import exp, log
 
 
@@ -107,9 +107,11 @@ def _functions(now, then, kind, by_time, out):  # type: ignore[no-untyped-def]
         for j in range(then.shape[0]):
             out[j] = a * exp(-b * log(one + real(_gap(now, then[j]))))
     else:
-        c, least = by_time[2], real(SHORTEST_GAP)
+        c, none = by_time[2], real(0)
         for j in range(then.shape[0]):
-            out[j] = a * exp(-c * exp(b * log(max(real(_gap(now, then[j])), least))))
+            gap = real(_gap(now, then[j]))  # whole seconds: none, or at least one
+            power = exp(b * log(max(gap, one)))
+            out[j] = a * exp(-c * (power if gap > none else none))
 
 
 @numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})
@@ -124,10 +126,11 @@ def _derivatives(now, then, kind, by_time, out):  # type: ignore[no-untyped-def]
             out[0, j] = falls
             out[1, j] = -a * falls * logarithm
     else:
-        c, least = by_time[2], real(SHORTEST_GAP)
+        c, none = by_time[2], real(0)
         for j in range(then.shape[0]):
-            logarithm = log(max(real(_gap(now, then[j])), least))
-            power = exp(b * logarithm)
+            gap = real(_gap(now, then[j]))
+            logarithm = log(max(gap, one))
+            power = exp(b * logarithm) if gap > none else none
             falls = exp(-c * power)
             out[0, j] = falls
             out[1, j] = -a * falls * c * power * logarithm

@@ -23,8 +23,6 @@ THRESHOLDS = np.array([math.ceil(math.exp(LOG_STEP * k)) for k in range(1, TIME_
 BUCKETS, POWER, DECAY = 0, 1, 2
 """A pair's weight by time, from the seconds D between two events: a weight of D's bucket, a (1 + D)^-b, or a exp(-c D^b)."""
 PARAMETERS = {BUCKETS: TIME_BUCKETS + 1, POWER: 2, DECAY: 3}
-SHORTEST_GAP = 1e-30
-"""Instead of no time at all, where a logarithm is needed."""
 
 
 class EventTimes:
@@ -82,7 +80,8 @@ class EventTimes:
                 found = a * torch.exp(-b * torch.log(1 + gap))
             else:
                 a, b, c = by_time.unbind()
-                found = a * torch.exp(-c * torch.exp(b * torch.log(gap.clamp_min(SHORTEST_GAP))))
+                power = torch.exp(b * torch.log(gap.clamp_min(1)))  # whole seconds: none, or at least one
+                found = a * torch.exp(-c * torch.where(gap > 0, power, 0))
         return torch.where(self.seen, found, 0)
 
     def place_weights(self, by_place: Tensor) -> Tensor:
