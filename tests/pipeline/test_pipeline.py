@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -523,3 +524,26 @@ def test_progress_draws_one_batch_per_step() -> None:
     for _ in range(3):
         pipeline.progress(batches)
     assert len(drawn) == 3
+
+
+def test_batches_are_freed_when_they_are_done() -> None:
+    """Promise: nothing of a batch waits for the garbage collector, which may come after gigabytes."""
+    batches = (samples.batch("hstu", step) for step in samples.drawn("hstu", 6))
+    model = samples.model("hstu", "float32")
+    pipeline = TrainPipeline(
+        model, torch.optim.SGD(model.parameters(), 0.1), SGD(0.1), PipelineConfig(schedule="nested", micro_batches=2)
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        while pipeline.progress(batches):
+            pass
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kept = [item for item in gc.garbage if isinstance(item, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        pipeline.close()
+    assert not kept

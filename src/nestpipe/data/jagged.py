@@ -217,6 +217,8 @@ class KeyedJaggedTensor:
         return self._on_host()._offsets
 
     def _on_host(self) -> KeyedJaggedTensor:
+        if self._values.is_cpu:
+            return self  # not kept: it would keep itself alive until the garbage collector comes
         if self._host is None:
             self._host = self.to(torch.device("cpu"))
         return self._host
