@@ -23,6 +23,7 @@ from nestpipe import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
+    PipelineConfig,
     TrainPipeline,
     World,
 )
