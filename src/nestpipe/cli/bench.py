@@ -196,6 +196,8 @@ def _steps(result: dict[str, Any]) -> Table:
     limited = any("of_limit" in rung for rung in rungs)
     wired = any("wire_bytes" in rung for rung in rungs)
     columns = ["rung", "ms/step", "least - most", "CPU ms", "samples/s", *(["MB sent"] if wired else [])]
+    shared = any("compute_share" in rung for rung in rungs)
+    columns += ["compute busy"] if shared else []
     columns += [*(f"x {name}" for name in against), *(["of the limit"] if limited else [])]
     for column in columns:
         table.add_column(column, justify="left" if column == "rung" else "right")
@@ -204,6 +206,8 @@ def _steps(result: dict[str, Any]) -> Table:
         row = [f"{rung['step_ms']:.1f}", spread, f"{rung['cpu_ms']:.1f}", f"{rung['samples_per_s']:,.0f}"]
         if wired:
             row.append(f"{rung['wire_bytes'] / 1e6:.2f}" if "wire_bytes" in rung else "")
+        if shared:
+            row.append(f"{rung['compute_share']:.1%}" if "compute_share" in rung else "")
         row += [_median(rung["ratios"][name]) for name in against]
         row += [_median(rung["of_limit"]) if "of_limit" in rung else ""] if limited else []
         table.add_row(rung["name"], *row)

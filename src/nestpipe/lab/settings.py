@@ -14,15 +14,29 @@ from nestpipe.config.micro_batches import AUTO
 from nestpipe.config.pipeline import PipelineConfig
 
 PEERS = Path(__file__).parents[3] / "bench" / "peers"
-HSTU_WORKLOAD = {"items": 1_000_000, "groups": 200, "length": 160, "negatives": 1, "heads": 2, "blocks": 2}
+HSTU_WORKLOAD: dict[str, Any] = {
+    "items": 1_000_000,
+    "groups": 200,
+    "length": 160,
+    "negatives": 1,
+    "heads": 2,
+    "blocks": 2,
+}
 """Keys of the workload that only `kind = "hstu"` reads, with their defaults."""
+FUXI_WORKLOAD: dict[str, Any] = HSTU_WORKLOAD | {
+    "median_length": 8594.0,
+    "length": 2048,
+    "negatives_from": "each",
+    "balance": True,
+}
+"""Those of `kind = "fuxi"`: generated histories, cut at `length` and dealt to workers by cost unless `balance` is off."""
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
     """Options of our worker, which peers do not have."""
 
-    kind: Literal["dlrm", "hstu"] = "dlrm"
+    kind: Literal["dlrm", "hstu", "fuxi"] = "dlrm"
     compute_ms: float | None = None
     """The `timed` model takes the place of the real one: its compute takes this long, and no CPU."""
     dense_parameters: int = 500_000
@@ -61,8 +75,8 @@ def read_settings(given: Mapping[str, Any]) -> RungSettings:
             'micro_batches must be a number where only is set: a step without messages cannot tune "auto"'
         )
     workload: dict[str, Any] = runpy.run_path(str(PEERS / "same_samples.py"))["DEFAULTS"]
-    if options.kind == "hstu":
-        workload |= HSTU_WORKLOAD
+    own: dict[str, dict[str, Any]] = {"dlrm": {}, "hstu": HSTU_WORKLOAD, "fuxi": FUXI_WORKLOAD}
+    workload |= own[options.kind]
     for key in given:
         if key not in names | knobs | set(workload):
             valid = sorted(names | knobs - set(PipelineConfig.RENAMED) | set(workload))

@@ -11,6 +11,7 @@ import numpy as np
 
 from nestpipe.lab.ladder import MIX_POINTS, Best, Hides, Ladder, Mix, Rung
 from nestpipe.schedule.parts import divide
+from nestpipe.schedule.timeline import compute_share
 
 StageReport = dict[str, dict[str, float]]
 """Milliseconds per step, by stage and kind: what `Timeline.report` returns."""
@@ -145,6 +146,7 @@ def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
             for stage, kinds in ranks[0].items()
         }
         summary["parts"] = _parts(ranks)
+        summary["compute_share"] = statistics.mean(compute_share(rank) for rank in ranks)
         summary["bytes_sent"] = max(report["bytes_sent_by_rank"])
         summary["disk_rows"] = report.get("disk_rows", {})
         summary["micro_batches_chosen"] = report.get("micro_batches_chosen", [])

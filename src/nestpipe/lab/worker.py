@@ -26,6 +26,7 @@ from torch import nn
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.checkpoint.writer import CheckpointWriter, Saved
 from nestpipe.comm.world import World
+from nestpipe.lab.fuxi_workload import FuXiWorkload
 from nestpipe.lab.limits import leave_out
 from nestpipe.lab.settings import PEERS, RungSettings, read_settings
 from nestpipe.lab.summary import StageReport, mean_report
@@ -42,8 +43,7 @@ def run(settings: RungSettings, world: World, same: Any, turns: Any, folder: Pat
     """Warms up, then trains the timed steps turn by turn.  Returns this worker's figures."""
     config, options = settings.workload, settings.options
     torch.manual_seed(config["seed"])
-    workload: RungWorkload
-    workload = DLRMWorkload(config, options, same) if options.kind == "dlrm" else HSTUWorkload(config, options)
+    workload = make_workload(settings, same, world.size)
     pipeline = make_pipeline(settings, workload.model(), world)
     workload.fill_tables(pipeline)
     data = workload.batches(world.rank)
@@ -82,6 +82,13 @@ def run(settings: RungSettings, world: World, same: Any, turns: Any, folder: Pat
         "buckets": pipeline.options.buckets,
         "checkpoints": [vars(saved) for saved in saving.saved],
     }
+
+
+def make_workload(settings: RungSettings, same: Any, workers: int) -> RungWorkload:
+    config, options = settings.workload, settings.options
+    if options.kind == "fuxi":
+        return FuXiWorkload(config, workers)
+    return DLRMWorkload(config, options, same) if options.kind == "dlrm" else HSTUWorkload(config, options)
 
 
 def make_pipeline(settings: RungSettings, model: nn.Module, world: World) -> TrainPipeline:

@@ -8,6 +8,7 @@ times add up to the step, and busy minus exposed was hidden behind something els
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from nestpipe.schedule.action import Action, Name
@@ -103,3 +104,10 @@ class Timeline:
         """Drops the spans of batches before `before`."""
         for name in [n for n in list(self.spans) if n[1] < before]:
             del self.spans[name]
+
+
+def compute_share(report: Mapping[str, Mapping[str, float]]) -> float:
+    """How much of a step the compute lane is busy, from what `Timeline.report` gives."""
+    step = sum(ms["exposed_ms"] for ms in report.values())
+    busy = sum(ms["busy_ms"] for stage, ms in report.items() if stage in STAGES and STAGES[stage].lane == "compute")
+    return busy / step if step else 0.0

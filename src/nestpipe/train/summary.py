@@ -9,7 +9,7 @@ from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped
 from nestpipe.models.next_item import NextItemModel
 from nestpipe.pipeline import TrainPipeline
-from nestpipe.schedule.stages import STAGES
+from nestpipe.schedule.timeline import compute_share
 from nestpipe.train.digest import digest
 from nestpipe.train.pace import Pace
 from nestpipe.train.utilisation import utilisation
@@ -41,7 +41,7 @@ def summarise(
         "step_ms": sum(stage["exposed_ms"] for stage in stages.values()),
         "run": run,
     }
-    summary["compute_share"] = _compute_share(stages)
+    summary["compute_share"] = compute_share(stages)
     if isinstance(pipeline.model, NextItemModel):
         summary["flops"] = utilisation(
             pipeline.model, pace.steps_here, summary["step_ms"], world, recipe.train.peak_tflops
@@ -49,13 +49,6 @@ def summarise(
     if parts := gather_counts(world, skipped.parts):
         summary["skipped"] = {"samples": sum(parts.values()), "parts": sorted(parts)}
     return summary
-
-
-def _compute_share(stages: dict[str, dict[str, float]]) -> float:
-    """How much of a step the compute lane is busy."""
-    step = sum(stage["exposed_ms"] for stage in stages.values())
-    busy = sum(ms["busy_ms"] for stage, ms in stages.items() if stage in STAGES and STAGES[stage].lane == "compute")
-    return busy / step if step else 0.0
 
 
 def in_words(metrics: dict[str, float]) -> str:
