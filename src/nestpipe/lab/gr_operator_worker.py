@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.lab.gr_worker import run_worker
@@ -29,7 +30,7 @@ from nestpipe.ops.attention import (
 )
 from nestpipe.ops.event_times import TIME_BUCKETS, EventTimes
 
-OPERATORS = {"ours": jagged_attention, "padded": jagged_attention_reference}
+OPERATORS: dict[str, Callable[..., Tensor]] = {"ours": jagged_attention, "padded": jagged_attention_reference}
 
 
 def passes(workload: OperatorWorkload, variant: str) -> Callable[[], None]:

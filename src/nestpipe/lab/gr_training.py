@@ -62,7 +62,14 @@ class Training:
     def __init__(self, workload: StepWorkload, fused: bool) -> None:
         torch.manual_seed(workload.seed)
         self.workload = workload
-        shared = (workload.dim, workload.blocks, workload.heads, workload.max_length, workload.dropout)
+        shared = (
+            workload.dim,
+            workload.blocks,
+            workload.heads,
+            workload.max_length,
+            workload.dropout,
+            workload.temperature,
+        )
         self.model: NextItemModel = (
             HSTU(HSTUConfig(*shared)) if workload.kind == "hstu" else FuXi(FuXiConfig(*shared, feed_forward=1.0))
         )

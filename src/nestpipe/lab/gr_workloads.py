@@ -48,6 +48,7 @@ class StepWorkload:
     least_length: int = 16
     negatives: int = 128
     dropout: float = 0.2
+    temperature: float = 0.05
     batches: int = 4
     seed: int = 1
 
@@ -67,7 +68,11 @@ class StepWorkload:
 def save_batches(workload: StepWorkload, path: Path) -> None:
     """Writes the batches of a workload to a file that every variant reads."""
     drawn = [workload.draw(number) for number in range(workload.batches)]
-    np.savez(path, **{f"{name}{i}": array for i, batch in enumerate(drawn) for name, array in batch.items()})
+    save_arrays(path, {f"{name}{i}": array for i, batch in enumerate(drawn) for name, array in batch.items()})
+
+
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # mypy takes every key for an option
 
 
 def read_batches(path: Path, count: int) -> list[dict[str, np.ndarray]]:
