@@ -8,7 +8,6 @@ theirs comes from the checkout when this runs: model, loss, sampler of negatives
 """
 
 import argparse
-import ctypes
 import importlib
 import importlib.util
 import json
@@ -22,7 +21,7 @@ from pathlib import Path
 import fbgemm_gpu  # noqa: F401  registers torch.ops.fbgemm, which the peers call
 import numpy as np
 import torch
-from turns import Turns
+from timed_turns import TimedTurns
 
 UNUSED = ("einops",)
 """What their modules import and steps do not use: an empty module will do where it is not installed."""
@@ -160,12 +159,6 @@ def measured_peak(size=1024, rounds=6):
     return 2 * size**3 / best
 
 
-def give_back():
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def run(config, turns):
     turns.wait(0)
     with np.load(config["data"]) as stored:
@@ -176,21 +169,12 @@ def run(config, turns):
     peer = Peer(config, config["dropout"])
     peer.model.train()
     peer.step(batches[0])
-    peer.optimizer.zero_grad()
-    give_back()
     turns.done(0)
-    taken = []
-    for turn in range(1, config["turns"] + 1):
-        turns.wait(turn)
-        batch = batches[(turn - 1) % len(batches)]
-        peer.step(batch)  # finds caches and memory as others left them: not timed
-        peak = measured_peak()
-        start = time.perf_counter()
-        for _ in range(config["steps"]):
-            peer.step(batch)
-        taken.append({"seconds": (time.perf_counter() - start) / config["steps"], "peak": peak})
-        give_back()
-        turns.done(turn)
+
+    def step(turn):
+        peer.step(batches[(turn - 1) % len(batches)])
+
+    taken = turns.take(config["turns"], config["steps"], step, measured_peak)
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"turns": taken, "check_loss": loss, "peak_bytes": peak_bytes}
 
@@ -207,7 +191,7 @@ def main():
     for name in UNUSED:
         if importlib.util.find_spec(name) is None:
             sys.modules[name] = types.ModuleType(name)
-    report = run(config, Turns(arguments.out.parent, 0))
+    report = run(config, TimedTurns(arguments.out.parent, 0))
     arguments.out.write_text(json.dumps(report) + "\n")
 
 

@@ -124,6 +124,7 @@ def _times(turns: list[dict[str, float]], ours: list[dict[str, float]], flops: l
         "ms_all": [1e3 * s for s in seconds],
         "times_ours": spread([s / mine["seconds"] for s, mine in zip(seconds, ours)]),
         "gflops": spread([f["jagged"] / s / 1e9 for f, s in zip(flops, seconds)]),
+        "page_faults": spread([turn["faults"] for turn in turns]),
         "sgemm_gflops": spread([turn["peak"] / 1e9 for turn in turns]),
     }
     for convention in flops[0]:

@@ -8,7 +8,6 @@ of one forward and backward pass is measured; inputs and the gradient that comes
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.lab.gr_worker import run_worker
 from nestpipe.lab.gr_workloads import OperatorWorkload
-from nestpipe.lab.peak_memory import extra_bytes, give_back
+from nestpipe.lab.peak_memory import extra_bytes
 from nestpipe.models.flops import PASSES, Trained, measured_peak
 from nestpipe.ops.attention import (
     SCORE_BIAS,
@@ -68,17 +67,11 @@ def run(config: dict[str, Any], turns: Any) -> dict[str, Any]:
     once = passes(workload, variant)
     if not count:
         return {"extra_bytes": extra_bytes(once)}
-    taken = []
-    for turn in range(count + 1):
-        turns.wait(turn)
-        once()  # finds caches and memory as others left them: not timed
-        peak = measured_peak(torch.device("cpu"))
-        start = time.perf_counter()
-        once()
-        taken.append({"seconds": time.perf_counter() - start, "peak": peak})
-        give_back()
-        turns.done(turn)
-    return {"turns": taken[1:], "flops": flops(workload)}
+    turns.wait(0)
+    once()
+    turns.done(0)
+    taken = turns.take(count, 1, lambda turn: once(), lambda: measured_peak(torch.device("cpu")))
+    return {"turns": taken, "flops": flops(workload)}
 
 
 if __name__ == "__main__":

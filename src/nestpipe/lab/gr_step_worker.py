@@ -9,7 +9,6 @@ The config is a `StepWorkload` with `variant` ("ours" or "plain"), `turns`, `cor
 from __future__ import annotations
 
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import torch
 from nestpipe.lab.gr_training import Histories, Training, check_loss, without_kernels
 from nestpipe.lab.gr_worker import run_worker
 from nestpipe.lab.gr_workloads import StepWorkload, read_batches
-from nestpipe.lab.peak_memory import give_back
 from nestpipe.models.flops import measured_peak
 
 
@@ -35,20 +33,12 @@ def run(config: dict[str, Any], turns: Any) -> dict[str, Any]:
         loss = check_loss(workload, places, batches[0], dict(given))
     training = Training(workload, fused=variant == "ours")
     training.step(batches[0])
-    give_back()
     turns.done(0)
-    taken = []
-    for turn in range(1, count + 1):
-        turns.wait(turn)
-        batch = batches[(turn - 1) % len(batches)]
-        training.step(batch)  # finds caches and memory as others left them: not timed
-        peak = measured_peak(torch.device("cpu"))
-        start = time.perf_counter()
-        for _ in range(workload.steps):
-            training.step(batch)
-        taken.append({"seconds": (time.perf_counter() - start) / workload.steps, "peak": peak})
-        give_back()  # or all variants would hold their most at once
-        turns.done(turn)
+
+    def step(turn: int) -> None:
+        training.step(batches[(turn - 1) % len(batches)])
+
+    taken = turns.take(count, workload.steps, step, lambda: measured_peak(torch.device("cpu")))
     return {
         "turns": taken,
         "flops": [training.flops(batch) for batch in batches],

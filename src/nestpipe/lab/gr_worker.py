@@ -22,10 +22,10 @@ def run_worker(run: Callable[[dict[str, Any], Any], dict[str, Any]], description
     parser.add_argument("--out", type=Path, required=True, help="file for the report; turns are given in its folder")
     arguments = parser.parse_args()
     sys.path.insert(0, str(PEERS))
-    import turns  # type: ignore[import-not-found]
+    import timed_turns  # type: ignore[import-not-found]
 
     config = json.loads(arguments.config.read_text())
     os.sched_setaffinity(0, {config.pop("core")})
     torch.set_num_threads(1)
-    report = run(config, turns.Turns(arguments.out.parent, 0))
+    report = run(config, timed_turns.TimedTurns(arguments.out.parent, 0))
     arguments.out.write_text(json.dumps(report) + "\n")
