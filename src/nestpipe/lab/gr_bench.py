@@ -16,6 +16,7 @@ from nestpipe.lab.gr_training import check_weights
 from nestpipe.lab.gr_variants import OPERATOR_WORKER, STEP_WORKER, RunningVariant, Variant
 from nestpipe.lab.gr_workloads import OperatorWorkload, StepWorkload, as_config, save_arrays, save_batches
 from nestpipe.lab.ladder import BenchError
+from nestpipe.lab.peak_memory import available_bytes
 from nestpipe.lab.summary import spread
 from nestpipe.launch.signals import signals_held
 
@@ -36,6 +37,7 @@ def measure(
     """`operators` and `steps` as lists of rows, one for each variant.  `peers`: checkouts by the kind of model."""
     found: dict[str, Any] = {"rounds": rounds, "operators": [], "steps": []}
     workloads: list[OperatorWorkload | StepWorkload] = [*operators, *steps]
+    check_memory(workloads, available_bytes())
     for number, workload in enumerate(workloads):
 
         def tell_part(done: float, what: str, number: int = number, name: str = workload.name) -> None:
@@ -47,6 +49,16 @@ def measure(
             else:
                 found["steps"] += measure_steps(workload, peers, rounds, Path(folder), tell_part)
     return found
+
+
+def check_memory(workloads: Sequence[OperatorWorkload | StepWorkload], available: int) -> None:
+    """BenchError where padded torch would not fit: better now than when the system ends somebody's process."""
+    for workload in workloads:
+        if workload.padded_bytes > available:
+            raise BenchError(
+                f"{workload.name} needs about {workload.padded_bytes / 1e9:.0f} GB of memory for padded torch, and "
+                f"{available / 1e9:.0f} GB are available: free some, or measure only what fits with --rung"
+            )
 
 
 def measure_operator(workload: OperatorWorkload, rounds: int, folder: Path, tell: Tell) -> list[dict[str, Any]]:
@@ -70,7 +82,7 @@ def measure_operator(workload: OperatorWorkload, rounds: int, folder: Path, tell
 def _memory_row(workload: OperatorWorkload, name: str, extra: int, padded: int) -> dict[str, Any]:
     row = {"workload": workload.name, "variant": name, "tokens": workload.tokens, "extra_bytes": extra}
     if workload.timed:
-        row["memory_of_padded"] = extra / padded
+        row["memory_of_padded"] = extra / max(padded, 1)
     return row | {"extra_bytes_per_token": extra / workload.tokens}
 
 

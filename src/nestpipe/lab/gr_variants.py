@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -61,15 +62,24 @@ class RunningVariant(TurnTaker):
         peer = {} if variant.checkout is None else {"checkout": variant.checkout}
         settings.write_text(json.dumps({**config, **peer, "core": bench_core()}))
         command = [*variant.command(worker), "--config", str(settings), "--out", str(self._out)]
-        process = subprocess.Popen(
+        self._processes = [self._start(command)]
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             command,
-            env=environment(variant.malloc),
+            env=environment(self.variant.malloc),
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
-            preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_prepare_child if sys.platform == "linux" else None,
         )
-        self._processes = [process]
+
+
+def _prepare_child() -> None:
+    """Runs in the child.  Where memory runs out, the kernel is to end a bench and not somebody's training."""
+    end_with_parent()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def environment(malloc: str) -> dict[str, str]:

@@ -28,6 +28,11 @@ class OperatorWorkload:
     def tokens(self) -> int:
         return sum(self.lengths)
 
+    @property
+    def padded_bytes(self) -> int:
+        """About what padded torch needs: a dozen arrays of all pairs, for every head."""
+        return 12 * 4 * len(self.lengths) * self.heads * max(self.lengths) ** 2 if self.timed else 0
+
 
 @dataclass(frozen=True)
 class StepWorkload:
@@ -51,6 +56,11 @@ class StepWorkload:
     temperature: float = 0.05
     batches: int = 4
     seed: int = 1
+
+    @property
+    def padded_bytes(self) -> int:
+        """About what a step of padded torch needs: ten arrays of all pairs, for every head and block."""
+        return 10 * 4 * self.users * self.heads * self.blocks * self.max_length**2
 
     def draw(self, number: int) -> dict[str, np.ndarray]:
         """Batch `number`: lengths [B], and items and times of every history with the event after it, one after another."""
