@@ -19,9 +19,10 @@ from nestpipe.cli.main import main
 from nestpipe.config.pipeline import PipelineConfig
 from nestpipe.lab.ladder import BenchError, Best, Hides, Ladder, Mix, Rung, ladders, load_ladder
 from nestpipe.lab.network import LabError, Network, known, remove_abandoned
-from nestpipe.lab.running import RunningRung, cause, cores_of_hosts, run_ladder
+from nestpipe.lab.running import RunningRung, cores_of_hosts, run_ladder
 from nestpipe.lab.settings import WorkerOptions, read_settings
 from nestpipe.lab.summary import summarise
+from nestpipe.lab.turn_taking import cause
 
 pytestmark = pytest.mark.usefixtures("alone_in_the_lab")
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nestpipe.cli.bench_gr import GR, measure_gr, tables
 from nestpipe.cli.output import check_writable, console, write_json
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ examples:
   nestpipe bench dlrm --peers torchrec --page dlrm.html      beside TorchRec, and as a page
   nestpipe bench dlrm --rung "serial N=8" --rung "nested N=8" --json dlrm.json
   nestpipe bench clustering --data ml-1m.zip                 rows sent, by how samples are divided into micro-batches
+  nestpipe bench gr --peers hstu=~/generative-recommenders   HSTU and FuXi beside plain torch and a peer's checkout
 """
 
 
@@ -37,8 +39,14 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bench", help="measure the rungs of a ladder side by side", description=DESCRIPTION, epilog=EPILOG
     )
-    parser.add_argument("ladder", help="a ladder, such as dlrm; or clustering")
-    parser.add_argument("--peers", action="append", default=[], metavar="P", help="also measure this peer: torchrec")
+    parser.add_argument("ladder", help="a ladder, such as dlrm; or clustering, or gr")
+    parser.add_argument(
+        "--peers",
+        action="append",
+        default=[],
+        metavar="P",
+        help="also measure this peer: torchrec; gr: hstu=CHECKOUT, fuxi=CHECKOUT",
+    )
     parser.add_argument(
         "--rung",
         action="append",
@@ -73,6 +81,8 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
     check_writable(args.json)
     check_writable(args.page, "--page")
     made = {"date": datetime.now().strftime("%Y-%m-%d %H:%M"), "command": shlex.join(["nestpipe", *arguments])}
+    if args.ladder == GR:
+        return _run_gr(args, made)
     return _run_clustering(args, made) if args.ladder == CLUSTERING else _run_ladder(args, made)
 
 
@@ -110,6 +120,15 @@ def _run_ladder(args: argparse.Namespace, made: dict[str, str]) -> int:
         out.print(_best(best, result["rungs"]))
     _write(args, result | made)
     return 0 if all(checked["holds"] for checked in (mix, best) if checked is not None) else 1
+
+
+def _run_gr(args: argparse.Namespace, made: dict[str, str]) -> int:
+    result = measure_gr(args)
+    out = console(args.json)
+    for table in tables(result):
+        out.print(table)
+    _write(args, result | made)
+    return 0
 
 
 def _run_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:

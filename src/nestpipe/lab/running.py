@@ -8,16 +8,12 @@ affects all of them; between its turns a rung is stopped.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,16 +23,13 @@ from nestpipe.lab.ladder import REPOSITORY, BenchError, Ladder, Rung
 from nestpipe.lab.network import Network, remove_abandoned
 from nestpipe.lab.settings import PEERS, WorkerOptions
 from nestpipe.lab.summary import summarise
+from nestpipe.lab.turn_taking import TurnTaker, end_with_parent
 from nestpipe.launch.signals import signals_held
 
 PEER_SCRIPTS = {"torchrec": PEERS / "torchrec_dlrm.py"}
 PEER_PYTHON = REPOSITORY / ".venv-peers" / "bin" / "python"
-TURN_SECONDS = 300.0
-"""A rung whose turn takes longer counts as failed."""
-STOP_SECONDS = 10.0
 FIRST_PORT = 29_600
 """Of the first rung, if its workers have hosts of their own."""
-_LIBC = ctypes.CDLL(None)
 START_SHARE = 5
 """Turns that take as long as starting a rung, for the progress bar."""
 
@@ -91,8 +84,8 @@ def run_ladder(
     return {**summarise(ladder, rungs, reports, rounds), "link": link, "disk": disk}
 
 
-class RunningRung:
-    """The workers of one rung, alive until `stop`.  They train in `train` and are stopped by a signal in between."""
+class RunningRung(TurnTaker):
+    """The workers of one rung."""
 
     def __init__(
         self,
@@ -103,17 +96,16 @@ class RunningRung:
         network: Network | None = None,
         disks: Disks | None = None,
     ) -> None:
-        self.rung, self.folder, self.workers, self._network, self._disks = rung, folder, ladder.workers, network, disks
+        super().__init__(f"rung {rung.name!r}", folder, ladder.workers)
+        self.rung, self._network, self._disks = rung, network, disks
         self.wire_bytes: list[int] = []
         """Bytes that the busiest host sent in each turn, headers included."""
-        folder.mkdir()
-        config, self._out = folder / "config.json", folder / "out.json"
+        config = folder / "config.json"
         config.write_text(json.dumps({**ladder.workload, **rung.set, "turns": rounds}))
         python, program = (sys.executable, ["-m", ladder.worker])
         if rung.peer is not None:
             python, program = str(PEER_PYTHON), [str(PEER_SCRIPTS[rung.peer])]
         program = [*program, "--config", str(config), "--out", str(self._out)]
-        self._log = (folder / "log").open("w+")
         launcher = [python, "-m", "torch.distributed.run"]
         if network is None:
             command = [*launcher, "--nproc-per-node", str(ladder.workers), "--standalone", *program]
@@ -144,74 +136,10 @@ class RunningRung:
     def train(self, turn: int) -> None:
         """Takes one turn; returns when all workers have finished it."""
         before = self._network.bytes_sent() if self._network else []
-        # Before the signal: a worker that wakes after a long sleep and finds no turn takes the ladder for gone.
-        (self.folder / f"turn-{turn}").touch()
-        self._signal(signal.SIGCONT)
-        self._wait(lambda: all((self.folder / f"done-{turn}-{rank}").exists() for rank in range(self.workers)))
+        super().train(turn)
         if self._network and turn:
             sent = (after - already for after, already in zip(self._network.bytes_sent(), before))
             self.wire_bytes.append(max(sent))
-        self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: int) -> None:
-        for path in self.folder.glob("pid-*"):
-            with contextlib.suppress(ProcessLookupError, ValueError):  # gone, or not written yet
-                os.kill(int(path.read_text()), number)
-
-    def report(self) -> dict[str, Any]:
-        self._signal(signal.SIGCONT)
-        self._wait(lambda: all(process.poll() is not None for process in self._processes))
-        if any(process.returncode for process in self._processes) or not self._out.is_file():
-            raise self._failed()
-        report: dict[str, Any] = json.loads(self._out.read_text())
-        return report
-
-    def stop(self) -> None:
-        """Ends workers and launcher if they still run."""
-        running = [process for process in self._processes if process.poll() is None]
-        if running:
-            self._signal(signal.SIGCONT)
-        for process in running:
-            os.killpg(process.pid, signal.SIGTERM)
-        for process in running:
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        self._log.close()
-
-    def _wait(self, until: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + TURN_SECONDS
-        while not until():
-            if any(process.poll() for process in self._processes):
-                raise self._failed()
-            if time.monotonic() > deadline:
-                raise BenchError(f"rung {self.rung.name!r} did not finish its turn within {TURN_SECONDS:g} s")
-            time.sleep(0.01)
-
-    def _failed(self) -> BenchError:
-        self._log.seek(0)
-        code = next((process.returncode for process in self._processes if process.returncode), 0)
-        log = self._log.read()
-        with tempfile.NamedTemporaryFile("w", prefix="nestpipe-bench-", suffix=".log", delete=False) as kept:
-            kept.write(log)
-        return BenchError(f"rung {self.rung.name!r} failed with exit code {code}: {cause(log)} (full log: {kept.name})")
-
-
-def cause(log: str) -> str:
-    """The line that explains a failed launch best: a worker's own error, what ended a worker, or the last line."""
-    lines = [line.strip() for line in log.splitlines() if _WORD.search(line)]
-    errors = [line for line in lines if _ERROR.match(line)]
-    lost = [line for line in errors if "PeerLost" in line]  # a consequence of another worker's error
-    ends = [line for line in lines if _END.search(line)]
-    return ([e for e in errors if e not in lost] or ends or lost or lines[-1:] or ["empty log"])[0]
-
-
-_WORD = re.compile(r"\w")
-_ERROR = re.compile(r"(\[rank\d+\]: ?)?(?!.*(ChildFailedError|Warning\b))([a-z_]\w*\.)*[A-Z]\w*(?:[a-z]\w*:\s|Error$)")
-"""The last line of a Python traceback: a class, with capital and small letters, and its message."""
-_END = re.compile(r"^what\(\):|: error: |exitcode\s*: -\d+|Signal \d+")
 
 
 def cores_of_hosts(hosts: int) -> list[set[int] | None]:
@@ -225,7 +153,7 @@ def cores_of_hosts(hosts: int) -> list[set[int] | None]:
 
 def _prepare_child(cores: set[int] | None, disks: Disks | None, host: int) -> None:
     """Runs in the child.  It must end with its ladder, or it would wait forever for workers that are stopped."""
-    _LIBC.prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+    end_with_parent()
     if cores is not None:
         os.sched_setaffinity(0, cores)
     if disks is not None:

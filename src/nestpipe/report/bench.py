@@ -1,4 +1,4 @@
-"""The JSON of a bench as the data of a page: a ladder's rungs, or the table of `bench clustering`."""
+"""The JSON of a bench as the data of a page: a ladder's rungs, or the table of `bench clustering` or `bench gr`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 from nestpipe.report.files import ReportError, count, mapping, number, sequence, text
 from nestpipe.schedule.stages import STAGES
 
+CLUSTERING = "rows sent per batch and worker, by how samples are divided into micro-batches"
+
 
 def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> dict[str, Any]:
     """The data of the page.  `where` is the file that errors name; `date` is for a bench that has none of its own."""
     again = "make it again with `nestpipe bench … --json FILE`"
     if "rungs" not in result:
-        return _clustering(result, where, again)
+        return _table_alone(result, where, again)
     if not isinstance(result["rungs"], list) or not result["rungs"]:
         raise ReportError(f"{where} has no rungs: {again}")
     rungs = []
@@ -113,7 +115,7 @@ def colour_of(stage: str) -> str:
     return STAGES[stage].colour if stage in STAGES else "#c9ced6"
 
 
-def _clustering(result: dict[str, Any], where: str, again: str) -> dict[str, Any]:
+def _table_alone(result: dict[str, Any], where: str, again: str) -> dict[str, Any]:
     rows = result.get("rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row for row in rows):
         raise ReportError(f"{where} is neither a trace nor the figures of a bench: {again}, or give a run directory")
@@ -121,7 +123,7 @@ def _clustering(result: dict[str, Any], where: str, again: str) -> dict[str, Any
     cells = [[row.get(c) if isinstance(row.get(c), str) else number(row.get(c)) for c in columns] for row in rows]
     return {
         "kind": "bench",
-        "title": "rows sent per batch and worker, by how samples are divided into micro-batches",
+        "title": text(result.get("title")) or CLUSTERING,
         "subtitle": "bench",
         "facts": [("command", text(result.get("command")) or "nestpipe bench clustering")],
         "rungs": [],
