@@ -132,6 +132,7 @@ def test_workloads_are_what_the_page_says() -> None:
     assert OPERATORS[0].tokens == 6_129 and (OPERATORS[0].heads, OPERATORS[1].heads) == (8, 4)
     like = [STEPS[0].draw(number)["lengths"].mean() for number in range(STEPS[0].batches)]
     assert 110 < sum(like) / len(like) < 122
+    assert STEPS[0].fill == pytest.approx(sum(like) / len(like) / 200) and 0.7 < STEPS[1].fill < 0.8
     # Three passes, four products of width d for each pair: 9 * 10 / 2 + 1 + 5 * 6 / 2 pairs.
     assert flops(TINY_OPERATOR) == 3 * 4 * 2 * 8 * (45 + 1 + 15)
 

@@ -64,6 +64,12 @@ class StepWorkload:
         """About what a step of a padded variant needs at most: so many arrays of all pairs, for every head and block."""
         return ARRAYS[self.kind] * 4 * self.users * self.heads * self.blocks * self.max_length**2
 
+    @property
+    def fill(self) -> float:
+        """Tokens, as a share of those of padded histories.  The less, the more padded variants compute for nothing."""
+        lengths = [self.draw(number)["lengths"] for number in range(self.batches)]
+        return float(np.mean(lengths)) / self.max_length
+
     def draw(self, number: int) -> dict[str, np.ndarray]:
         """Batch `number`: lengths [B], and items and times of every history with the event after it, one after another."""
         rng = np.random.default_rng([self.seed, number])
