@@ -110,6 +110,7 @@ def measure_steps(
                 "workload": workload.name,
                 "variant": "peer" if variant.checkout else variant.name,
                 "malloc": variant.malloc,
+                "fill": workload.fill,
                 **_times(report["turns"], ours, flops),
                 "check_loss": report["check_loss"],
                 "peak_bytes": report["peak_bytes"],
