@@ -120,9 +120,11 @@ def _like_ml_1m(name: str, kind: Kind) -> StepWorkload:
     return StepWorkload(name, kind, 128, 200, 108.0, 50, 2, 1, 3_706, 2, sigma=0.95, least_length=20)
 
 
+# Medians of the long rungs: padded FLOPs are 2.3 and 2.9 times the jagged ones, as in the measurements that our bars come from.
+# Ratios to padded code grow with that.
 STEPS = (
     _like_ml_1m("HSTU, as ML-1M", "hstu"),
     StepWorkload("HSTU, long", "hstu", 4, 2048, 1_500.0, 256, 4, 4, 20_000, 1),
     _like_ml_1m("FuXi-alpha, as ML-1M", "fuxi"),
-    StepWorkload("FuXi-alpha, long", "fuxi", 3, 2048, 1_500.0, 256, 4, 8, 20_000, 1),
+    StepWorkload("FuXi-alpha, long", "fuxi", 3, 2048, 970.0, 256, 4, 8, 20_000, 1),
 )
