@@ -188,3 +188,34 @@ def test_buckets_at_the_edges() -> None:
         by_time, one = torch.arange(TIME_BUCKETS + 1.0), torch.ones(1, 1)
         found = jagged_attention(one, one, one, torch.zeros(1), by_time, events, Attention(1, 0.1, THREE_CHANNELS))
         assert found[0, 1] == wanted, second - first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_nan_shows(dtype: torch.dtype) -> None:
+    """Promise: a NaN in any input or parameter is in the result."""
+    events = some_events([5, 3], 4, True)
+    for mode, kind in ((SCORE_BIAS, BUCKETS), (THREE_CHANNELS, POWER), (TWO_CHANNELS, POWER), (TWO_CHANNELS, DECAY)):
+        chosen = Attention(2, 0.1, mode, kind)
+        given_ = [t.detach() for t in inputs(events, 3, chosen, dtype)]
+        used = range(5) if mode != TWO_CHANNELS else range(2, 5)
+        for place in used:
+            spoiled = [t.clone() for t in given_]
+            spoiled[place].view(-1)[len(spoiled[place].view(-1)) // 2 if place < 4 else slice(None)] = torch.nan
+            assert jagged_attention(*spoiled, events, chosen).isnan().any(), (mode, kind, place)
+        if kind != BUCKETS:
+            for parameter in range(PARAMETERS[kind]):
+                spoiled = [*given_[:4], given_[4].clone()]
+                spoiled[4][parameter] = torch.nan
+                assert jagged_attention(*spoiled, events, chosen).isnan().any(), (kind, parameter)
+
+
+def test_gaps_beyond_int64() -> None:
+    """Promise: functions of time take the largest gaps as the reference does."""
+    times = torch.tensor([-(2**63), 0, 2**63 - 1])
+    events = EventTimes(JaggedTensor(times, lengths=torch.tensor([3])))
+    for kind in (POWER, DECAY):
+        chosen = Attention(1, 0.1, TWO_CHANNELS, kind)
+        given_ = inputs(events, 2, chosen, torch.float64)
+        grad = torch.randn(2, 4, dtype=torch.float64)
+        ways = jagged_attention, attention.jagged_attention_reference
+        check_close(*(with_gradients(way(*given_, events, chosen), given_[2:], grad) for way in ways))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,8 +60,8 @@ class NextItemConfig:
             raise ValueError(f"model.dim ({self.dim}) must be a multiple of model.heads ({self.heads})")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout must be in [0, 1), not {self.dropout}")
-        if not self.temperature > 0:
-            raise ValueError(f"model.temperature must be above 0, not {self.temperature}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"model.temperature must be a number above 0, not {self.temperature}")
         if self.sharing not in ("none", "logits", "negatives"):
             raise ValueError(f"model.sharing must be 'none', 'logits' or 'negatives', not {self.sharing!r}")
         if self.sharing_factor < 2:

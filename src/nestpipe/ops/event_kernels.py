@@ -13,6 +13,8 @@ import numpy as np
 from nestpipe.ops.event_times import BUCKETS, POWER
 from nestpipe.ops.register_math import exp, log
 
+_MOST = np.uint64(2**63 - 1)
+
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def in_order(times):  # type: ignore[no-untyped-def]
@@ -27,6 +29,12 @@ def in_order(times):  # type: ignore[no-untyped-def]
 def _gap(now, then):  # type: ignore[no-untyped-def]
     """Unsigned: int64 cannot hold the largest gaps."""
     return np.uint64(max(now, then)) - np.uint64(min(now, then))
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _seconds(now, then):  # type: ignore[no-untyped-def]
+    """The gap as far as an int64 can hold it, as on padded samples."""
+    return min(_gap(now, then), _MOST)
 
 
 @numba.njit(nogil=True, error_model="numpy")
@@ -105,11 +113,11 @@ def _functions(now, then, kind, by_time, out):  # type: ignore[no-untyped-def]
     one, a, b = real(1), by_time[0], by_time[1]
     if kind == POWER:
         for j in range(then.shape[0]):
-            out[j] = a * exp(-b * log(one + real(_gap(now, then[j]))))
+            out[j] = a * exp(-b * log(one + real(_seconds(now, then[j]))))
     else:
         c, none = by_time[2], real(0)
         for j in range(then.shape[0]):
-            gap = real(_gap(now, then[j]))  # whole seconds: none, or at least one
+            gap = real(_seconds(now, then[j]))  # whole seconds: none, or at least one
             power = exp(b * log(max(gap, one)))
             out[j] = a * exp(-c * (power if gap > none else none))
 
@@ -121,14 +129,14 @@ def _derivatives(now, then, kind, by_time, out):  # type: ignore[no-untyped-def]
     one, a, b = real(1), by_time[0], by_time[1]
     if kind == POWER:
         for j in range(then.shape[0]):
-            logarithm = log(one + real(_gap(now, then[j])))
+            logarithm = log(one + real(_seconds(now, then[j])))
             falls = exp(-b * logarithm)
             out[0, j] = falls
             out[1, j] = -a * falls * logarithm
     else:
         c, none = by_time[2], real(0)
         for j in range(then.shape[0]):
-            gap = real(_gap(now, then[j]))
+            gap = real(_seconds(now, then[j]))
             logarithm = log(max(gap, one))
             power = exp(b * logarithm) if gap > none else none
             falls = exp(-c * power)

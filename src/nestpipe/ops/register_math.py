@@ -49,7 +49,7 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
 
 
 def exp(x: Any) -> Any:
-    """e^x of a float32 or a float64, at most e^88 of a float32.  A NaN becomes e^88."""
+    """e^x of a float32 or a float64, at most e^88 of a float32."""
     raise NotImplementedError("for numba kernels")
 
 
@@ -64,7 +64,8 @@ def sigmoid(x: Any) -> Any:
 
 
 @register_jitable
-def _exp32(y):  # type: ignore[no-untyped-def]
+def _exp32_of_number(y):  # type: ignore[no-untyped-def]
+    """A NaN becomes e^88."""
     y = y if y < _LARGEST else _LARGEST
     y = y if y > -_LARGEST else -_LARGEST
     whole = (y * _LOG2_E + _ROUND) - _ROUND
@@ -72,6 +73,12 @@ def _exp32(y):  # type: ignore[no-untyped-def]
     tail = (((_C4 * rest + _C3) * rest + _C2) * rest + _C1) * rest + _C0
     power = np.int32((np.int32(whole) + _BIAS) << _MANTISSA).view(np.float32)
     return (tail * rest * rest + rest + _ONE) * power
+
+
+@register_jitable
+def _exp32(x):  # type: ignore[no-untyped-def]
+    found = _exp32_of_number(x)
+    return found if x == x else x  # a NaN stays one
 
 
 @register_jitable
@@ -96,7 +103,7 @@ def _log64(x):  # type: ignore[no-untyped-def]
 
 @register_jitable
 def _sigmoid32(x):  # type: ignore[no-untyped-def]
-    return _ONE / (_ONE + _exp32(-x))  # of a NaN it is a number, but x * sigmoid(x) is still NaN
+    return _ONE / (_ONE + _exp32_of_number(-x))  # of a NaN it is a number, but x * sigmoid(x) is still NaN
 
 
 @register_jitable

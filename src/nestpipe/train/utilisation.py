@@ -39,10 +39,10 @@ def utilisation_in_words(found: dict[str, Any]) -> list[str]:
     """For the terminal: a line, and a second one where a figure needs a word."""
     if "mfu_jagged" not in found:
         return [
-            f"{found['jagged'] / 1e9:,.1f} GFLOPs a step; set train.peak_tflops to know the share of the device's peak"
+            f"{found['jagged'] / 1e9:,.3g} GFLOPs a step; set train.peak_tflops to know the share of the device's peak"
         ]
     line = (
-        f"{found['jagged'] / 1e9:,.1f} GFLOPs a step: {found['mfu_jagged']:.1%} MFU of {found['peak'] / 1e9:,.0f} GFLOP/s "
+        f"{found['jagged'] / 1e9:,.3g} GFLOPs a step: {found['mfu_jagged']:.1%} MFU of {found['peak'] / 1e9:,.0f} GFLOP/s "
         f"({found['peak_is']}); {found['mfu_padded']:.1%} padded and without causal discount"
     )
     return [line, PADDED_ABOVE_PEAK] if found["mfu_padded"] > 1 else [line]
