@@ -3,6 +3,8 @@
     python bench/verify_grid.py [--schedule dbp] [--steps 200] [--workers 1 2 3 4] [--micro 1] [--options plain]
     python bench/verify_grid.py --device sim --schedule dbp fwp nested --micro 1 3 4 --steps 6 --workers 1 2 3 \\
         --options plain "eviction, clipped" --in-turn
+    python bench/verify_grid.py --models fuxi-alpha fuxi-beta fuxi-gamma sasrec --schedule dbp fwp nested --micro 1 3 \\
+        --steps 12 --workers 1 2 3 --tiers dram --in-turn --options plain balance tokens pool in-batch "shared logits"
     python bench/verify_grid.py --schedule fwp nested --micro 1 2 4 8 --options all --optimizers rowwise_adagrad --steps 50
 
 Models and batches are small, so that a run is mostly schedule.  On disk, DRAM has room for a few rows.  For each number
@@ -24,6 +26,8 @@ MODELS = {
     "hstu": ["data.users=400", "data.items=300", "data.max_length=12", "data.mean_length=6.0", "data.negatives=4",
              "model.dim=8", "model.max_length=12", "train.epochs=none"],
 }  # fmt: skip
+MODELS |= {f"fuxi-{v}": [*MODELS["hstu"], "model.kind=fuxi", f"model.variant={v}"] for v in ("alpha", "beta", "gamma")}
+MODELS["sasrec"] = [*MODELS["hstu"], "model.kind=sasrec"]
 OPTIONS = {
     "plain": [],
     "clustering": ["pipeline.clustering=true"],
@@ -47,11 +51,21 @@ OPTIONS = {
     "eviction": ["tables.admit_after=2", "tables.ttl_steps=5", "tables.max_rows=250", "tables.sweep_every=3"],
 }
 """Settings on top of a schedule's own."""
+OF_SEQUENCES = {
+    "balance": ["data.balance=cost"],
+    "tokens": ["data.balance=tokens"],
+    "pool": ["data.negatives_from=pool"],
+    "in-batch": ["data.negatives_from=pool", "data.sampling=in-batch", "model.logq=true", "data.balance=cost"],
+    "shared logits": ["model.sharing=logits", "data.balance=cost"],
+    "shared negatives": ["model.sharing=negatives", "data.sampling=popularity", "model.logq=true"],
+}
+"""More of them, for models of histories."""
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["dlrm", "hstu"], choices=MODELS)
     parser.add_argument("--schedule", nargs="+", default=["dbp"])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
@@ -60,7 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tiers", nargs="+", default=["dram", "disk"], choices=["dram", "disk"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--orders", type=int, default=10, help="with --device sim: seeded orders beside the late one")
-    parser.add_argument("--options", nargs="+", default=["plain"], choices=[*OPTIONS, "all"])
+    parser.add_argument("--options", nargs="+", default=["plain"], choices=[*OPTIONS, *OF_SEQUENCES, "all"])
     parser.add_argument(
         "--in-turn",
         action="store_true",
@@ -68,6 +82,8 @@ def arguments() -> argparse.Namespace:
     )
     args = parser.parse_args()
     args.options = list(OPTIONS) if "all" in args.options else args.options
+    if "dlrm" in args.models and set(args.options) & set(OF_SEQUENCES):
+        parser.error(f"{', '.join(OF_SEQUENCES)} are for models of histories: choose --models without dlrm")
     return args
 
 
@@ -90,11 +106,12 @@ def settings_of(args: argparse.Namespace) -> list[tuple[str, str, str, str, int,
     rest = itertools.product(args.tiers, args.schedule, args.micro, args.options)
     if not args.in_turn:
         return [
-            (model, optimizer, *one) for model, optimizer, one in itertools.product(MODELS, args.optimizers, list(rest))
+            (model, optimizer, *one)
+            for model, optimizer, one in itertools.product(args.models, args.optimizers, list(rest))
         ]
     # Each round begins one optimizer later, so that none of them always meets the same options.
     count, found = len(args.optimizers), []
-    for number, (model, one) in enumerate(itertools.product(MODELS, list(rest))):
+    for number, (model, one) in enumerate(itertools.product(args.models, list(rest))):
         found.append((model, args.optimizers[(number + number // count) % count], *one))
     return found
 
@@ -115,10 +132,10 @@ def go_through(args: argparse.Namespace) -> int:
         for number, (model, optimizer, tier, schedule, micro, options) in enumerate(grid, start=1):
             settings = [*MODELS[model], f"tables.optimizer={optimizer}", "train.batch_size=16", "train.epochs=none"]
             settings += [f"pipeline.micro_batches={micro}", "tables.lr=0.02", f"pipeline.schedule={schedule}"]
-            settings += [*OPTIONS[options], f"train.device={args.device}"]
+            settings += [*(OPTIONS | OF_SEQUENCES)[options], f"train.device={args.device}"]
             if tier == "disk":
                 settings += [f"tables.disk_path={folder}", "tables.dram_rows=40"]
-            recipe = load_recipe(model, settings, DATA, MODEL_KINDS, RECIPES)
+            recipe = load_recipe("dlrm" if model == "dlrm" else "hstu", settings, DATA, MODEL_KINDS, RECIPES)
             result = verify(recipe, args.steps, world, lambda done, what: None, orders=args.orders)
             found = result.get("simulated", {"races": []})
             different += not result["equal"] or bool(found["races"])
@@ -131,7 +148,7 @@ def go_through(args: argparse.Namespace) -> int:
                 outcome += f", on the compute lane {mine:.1f}"
             left = (time.perf_counter() - started) / number * (len(grid) - number)
             if world.rank == 0:
-                what = f"{model:5} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}"
+                what = f"{model:10} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}"
                 size = f"{result['steps']} steps  {result['compared']['rows']:6} rows"
                 print(f"{world.size} workers  {what}  {size}  {outcome}  ({left:.0f} s left)", flush=True)
     world.leave()
