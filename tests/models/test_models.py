@@ -80,7 +80,16 @@ def test_weights_of_fuxi(variant: str, multiple: int) -> None:
     assert sum(p.numel() for p in matrices) == (multiple + 3 * 2) * 16**2
 
 
-@pytest.mark.parametrize(("keys", "told"), [({"feed_forward": 0.0}, "feed_forward"), ({"time_unit": 0.0}, "time_unit")])
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"feed_forward": 0.0}, "feed_forward"),
+        ({"feed_forward": math.inf}, "feed_forward"),
+        ({"time_unit": 0.0}, "time_unit"),
+        ({"time_unit": math.inf}, "time_unit"),
+        ({"temperature": math.inf}, "temperature"),
+    ],
+)
 def test_fuxi_refuses(keys: dict[str, float], told: str) -> None:
     with pytest.raises(ValueError, match=f"model.{told}"):
         FuXiConfig(**keys)  # type: ignore[arg-type]

@@ -55,12 +55,12 @@ class FuXiConfig(NextItemConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.feed_forward * self.dim >= 1:
+        if not 1 <= self.feed_forward * self.dim <= 2**20:
             raise ValueError(
-                f"model.feed_forward times model.dim must be at least 1, not {self.feed_forward * self.dim}"
+                f"model.feed_forward times model.dim must be from 1 to {2**20:,}, not {self.feed_forward * self.dim}"
             )
-        if not self.time_unit > 0:
-            raise ValueError(f"model.time_unit must be above 0 seconds, not {self.time_unit}")
+        if not 1e-3 <= self.time_unit <= 1e12:
+            raise ValueError(f"model.time_unit must be from 0.001 to 1e12 seconds, not {self.time_unit}")
 
 
 class Block(nn.Module):
