@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
+
+torch.set_num_threads(1)  # as workers do: a product of several threads may round by how many there are
 
 settings.register_profile("nestpipe", deadline=None)  # a busy machine is not a wrong program
 settings.load_profile("nestpipe")
