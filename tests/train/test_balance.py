@@ -53,9 +53,13 @@ def test_cost_changes_losses_by_rounding_only(tmp_path: Path) -> None:
 def test_a_fitted_run_can_be_made_again(tmp_path: Path) -> None:
     """balance.json of a run gives its digest, under another schedule too; resumed runs come to it as well."""
     settings = small("hstu", *FITTED, "checkpoint.every_steps=8")
-    first = run(2, train_run, "hstu", [*settings, "pipeline.schedule=nested"], str(tmp_path / "first"))[0]
+    for attempt in range(5):  # times of such small steps are mostly noise: a fit may find nothing in them
+        path = tmp_path / f"first-{attempt}"
+        first = run(2, train_run, "hstu", [*settings, "pipeline.schedule=nested"], str(path))[0]
+        if len(first["balance"]["costs"]) > 2:
+            break
     assert len(first["balance"]["costs"]) > 2
-    again = [*settings, f"data.balance_costs='{tmp_path / 'first' / 'balance.json'}'"]
+    again = [*settings, f"data.balance_costs='{path / 'balance.json'}'"]
     for schedule in ("serial", "dbp"):
         made = run(2, train_run, "hstu", [*again, f"pipeline.schedule={schedule}"], str(tmp_path / schedule))[0]
         assert made["digest"] == first["digest"], schedule
@@ -80,12 +84,16 @@ def test_given_costs_hold_from_their_batches_on(tmp_path: Path) -> None:
 def test_a_run_resumes_with_the_costs_it_had(tmp_path: Path) -> None:
     """A checkpoint holds the costs up to then, those for later batches too; the run goes on to fit."""
     settings = small("hstu", *FITTED, "checkpoint.every_steps=7", "checkpoint.keep=9")
-    whole = run(2, train_run, "hstu", settings, str(tmp_path / "run"))[0]["balance"]["costs"]
-    step = steps_in(tmp_path / "run")[2]
-    rest = run(2, resume, "hstu", settings, str(tmp_path / "run"), step)[0]["balance"]["costs"]
-    known = [entry for entry in whole if entry["batch"] <= step + AHEAD]
+    for attempt in range(5):  # as above
+        path = tmp_path / f"run-{attempt}"
+        whole = run(2, train_run, "hstu", settings, str(path))[0]["balance"]["costs"]
+        step = steps_in(path)[2]
+        known = [entry for entry in whole if entry["batch"] <= step + AHEAD]
+        if len(known) > 2:
+            break
+    rest = run(2, resume, "hstu", settings, str(path), step)[0]["balance"]["costs"]
     assert rest[: len(known)] == known and len(known) > 2
-    kept = json.loads((tmp_path / "run" / "balance.json").read_text())["costs"]
+    kept = json.loads((path / "balance.json").read_text())["costs"]
     assert kept == rest
 
 
