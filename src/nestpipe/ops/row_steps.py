@@ -34,7 +34,7 @@ def rowwise_adagrad(values: Array, state: Array, grads: Array, lr: float, eps: f
         triton.rowwise_adagrad(values, state, grads, lr, eps)
     else:
         sums = state[:, :1]
-        sums.add_(grads.square().sum(1, keepdim=True) / values.shape[1])
+        sums.add_(_row_sums(grads.square())[:, None] / values.shape[1])
         values.sub_((lr / (sums.sqrt() + eps)) * grads)
 
 
@@ -67,6 +67,34 @@ def keep_rows(values: Tensor, state: Tensor, before: tuple[Tensor, Tensor], kept
     """On a device: where `kept` [R] is True, values and state become again what they were before a step."""
     for now, then in zip((values, state), before):
         now.copy_(torch.where(kept[:, None], then, now))
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    """[R]: the sums of the rows of x [R, D], in the order of `row_squares.py`."""
+    width = 32 // x.element_size()
+    dim = x.shape[1]
+    whole, fours = dim // (4 * width) * 4 * width, dim // 4 * 4
+    sums = x.new_zeros(len(x), 4 * width)
+    for at in range(0, whole, 4 * width):
+        sums += x[:, at : at + 4 * width]
+    first, second, third, fourth = sums.split(width, 1)
+    total = _add_up(first + second + third + fourth)
+    rest = x.new_zeros(len(x), 4)
+    rest[:, 0] = total
+    for at in range(whole, fours, 4):
+        rest += x[:, at : at + 4]
+    total = _add_up(rest)
+    for at in range(fours, dim):
+        total = total + x[:, at]
+    return total
+
+
+def _add_up(x: Tensor) -> Tensor:
+    """Halves are added to each other until one number a row is left."""
+    while x.shape[1] > 1:
+        low, high = x.chunk(2, 1)
+        x = low + high
+    return x[:, 0]
 
 
 def _triton(like: Tensor) -> ModuleType | None:

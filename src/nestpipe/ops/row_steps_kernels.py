@@ -9,7 +9,7 @@ import math
 
 import numba
 
-from nestpipe.ops.rows_kernels import row_sum_of_squares
+from nestpipe.ops.row_squares import row_sum_of_squares
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -1,9 +1,7 @@
 """Triton kernels of the sparse optimizers: one fused step per row, in place, bit for bit as the numba kernels do.
 
-Divisions and roots are rounded as IEEE 754 says and no multiplication is fused with an addition.  One sum has another
-order: that of a row's squares in row-wise Adagrad, which numba's compiler fits to the vector registers of the host (with
-AVX2: 32 sums side by side).  Here it is `tree_sum`'s on every device.  Where both sums are equal, so are the results;
-else they differ by rounding.  `tests/ops/triton` shows both.
+Divisions and roots are rounded as IEEE 754 says, no multiplication is fused with an addition, and the squares of a row
+are added in the order of `row_squares.py`.
 
 Values, gradients and state are float32 or float64.  State may have more columns than the optimizer's, which come first.
 Settings are numbers of the host: they are arguments of the kernel, and nothing is uploaded.
@@ -18,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nestpipe.ops.triton_math import divide, root, tile, tile_of, tree_sum, wide_type
+from nestpipe.ops.triton_math import divide, root, row_squares, tile, tile_of, wide_type
 
 
 def sgd(values: Tensor, grads: Tensor, lr: float) -> None:
@@ -34,7 +32,7 @@ def rowwise_adagrad(values: Tensor, state: Tensor, grads: Tensor, lr: float, eps
     if values.numel():
         kernel = _rowwise_adagrad_double if values.dtype == torch.float64 else _rowwise_adagrad
         strides = values.stride(0), state.stride(0), grads.stride(0)
-        meta = wide_type(values), rows, columns, columns.bit_length() - 1
+        meta = wide_type(values), rows, columns, 32 // values.element_size()
         grid = (triton.cdiv(count, rows),)
         kernel[grid](values, state, grads, lr, eps, count, dim, *strides, *meta, enable_fp_fusion=False)
 
@@ -102,14 +100,15 @@ def _rowwise_adagrad(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    LEVELS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """A program has whole rows."""
     i, d, inside = tile(count, dim, ROWS, COLUMNS)
     at = values + i[:, None] * values_stride + d[None, :]
     value = tl.load(at, mask=inside)
     g = tl.load(grads + i[:, None] * grads_stride + d[None, :], mask=inside, other=0.0)
-    mean = divide(tree_sum(g * g, ROWS, LEVELS).to(WIDE), tl.full((), dim, WIDE))
+    squares = row_squares(grads, i, count, dim, grads_stride, ROWS, WIDTH)
+    mean = divide(squares.to(WIDE), tl.full((), dim, WIDE))
     s = (tl.load(state + i * state_stride, mask=i < count, other=0.0).to(WIDE) + mean).to(value.dtype)
     tl.store(state + i * state_stride, s, mask=i < count)
     step = divide(tl.full((ROWS,), lr, value.dtype), root(s) + tl.full((), eps, value.dtype))
@@ -131,7 +130,7 @@ def _rowwise_adagrad_double(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    LEVELS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     _rowwise_adagrad(
         values,
@@ -147,7 +146,7 @@ def _rowwise_adagrad_double(  # type: ignore[no-untyped-def]
         WIDE,
         ROWS,
         COLUMNS,
-        LEVELS,
+        WIDTH,
     )
 
 

@@ -1,7 +1,6 @@
 """Numba kernels over rows of arrays: gathers and sums.  All release the GIL.
 
-Results must be bit-equal under every schedule, so the order of sums is fixed.  Only sums within a row may be reordered,
-and only by the compiler ("reassoc"), which uses one order for all rows of a dimension.
+Results must be bit-equal under every schedule, so the order of sums is fixed.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import numba
 import numpy as np
 
 from nestpipe.keys.prefetch import prefetch
+from nestpipe.ops.row_squares import row_sum_of_squares
 
 _AHEAD = 16
 _LINE = 64
@@ -72,16 +72,6 @@ def scatter_add(source, index, target):  # type: ignore[no-untyped-def]
         j = index[i]
         for d in range(source.shape[1]):
             target[j, d] += source[i, d]
-
-
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc"})
-def row_sum_of_squares(grads, i, zero):  # type: ignore[no-untyped-def]
-    """In the type of `zero`.  A separate function, so that the compiler reorders nothing else in its callers."""
-    total = zero
-    for d in range(grads.shape[1]):
-        g = type(zero)(grads[i, d])
-        total += g * g
-    return total
 
 
 @numba.njit(nogil=True, cache=True)

@@ -59,3 +59,51 @@ def tree_sum(x, ROWS: tl.constexpr, LEVELS: tl.constexpr):  # type: ignore[no-un
     for level in tl.static_range(LEVELS):
         x = tl.sum(tl.reshape(x, (ROWS, 2 ** (LEVELS - level - 1), 2)), 2)
     return tl.reshape(x, (ROWS,))
+
+
+@triton.jit
+def row_squares(rows, i, count, dim, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[ROWS]: the sums of the squares of rows i, in the order of `row_squares.py`: 4 vectors of WIDTH numbers side by
+    side, what is left of a row in fours, the last numbers one by one."""
+    number = rows.dtype.element_ty
+    there = i < count
+    whole = dim // (4 * WIDTH) * (4 * WIDTH)
+    fours = dim // 4 * 4
+    at = rows + i[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+    first = tl.zeros((ROWS, WIDTH), number)
+    second = tl.zeros((ROWS, WIDTH), number)
+    third = tl.zeros((ROWS, WIDTH), number)
+    fourth = tl.zeros((ROWS, WIDTH), number)
+    for d in range(0, whole, 4 * WIDTH):
+        first += _square(at + d, there[:, None])
+        second += _square(at + d + WIDTH, there[:, None])
+        third += _square(at + d + 2 * WIDTH, there[:, None])
+        fourth += _square(at + d + 3 * WIDTH, there[:, None])
+    total = _add_halves(first + second + third + fourth, ROWS, WIDTH)
+    lane = tl.arange(0, 4)[None, :]
+    at = rows + i[:, None] * stride + lane
+    rest = tl.where(lane == 0, total[:, None], tl.zeros((ROWS, 4), number))
+    for d in range(whole, fours, 4):
+        rest += _square(at + d, there[:, None])
+    total = _add_halves(rest, ROWS, 4)
+    for d in range(fours, dim):
+        total += _square(rows + i * stride + d, there)
+    return total
+
+
+@triton.jit
+def _square(at, there):  # type: ignore[no-untyped-def]
+    x = tl.load(at, mask=there, other=0.0)
+    return x * x
+
+
+@triton.jit
+def _add_halves(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[ROWS]: halves of the rows of x [ROWS, WIDTH] are added to each other until one number is left.  WIDTH: 4 or 8.
+
+    Two numbers have one sum, so `tl.sum` over a pair has one result.
+    """
+    if WIDTH == 8:
+        x = tl.sum(tl.reshape(x, (ROWS, 2, 4)), 1)
+    x = tl.sum(tl.reshape(x, (ROWS, 2, 2)), 1)
+    return tl.sum(x, 1)
