@@ -26,7 +26,7 @@ from nestpipe.device.staging import NUMPY_DTYPES, TORCH_DTYPES, Staging, places_
 
 HOST_LANES = ("data", "route")
 """Lanes whose work is the host's own: they have no stream."""
-STREAM_LANES = ("copy", "storage", "network", "dense", "update", "writeback")
+STREAM_LANES = ("copy", "storage", "network", "replica", "dense", "update", "writeback")
 CALLERS_LANE = "compute"
 """The stream on which the caller is when it calls `progress`."""
 SLACK = 60.0
@@ -80,7 +80,7 @@ class Accelerator:
 
     def thread_of(self, lane: str) -> str:
         """Concurrent communicators deadlock if two workers begin with different ones: one thread issues all collectives."""
-        return "network" if lane == "dense" else lane
+        return "network" if lane in ("dense", "replica") else lane
 
     def begin_step(self) -> None:
         self._streams[CALLERS_LANE] = self.module.current_stream(self.torch_device)

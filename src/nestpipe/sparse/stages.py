@@ -275,6 +275,9 @@ class SparseStages:
         if micro == context.micro_batches - 1:
             context.row_squares = [rows.sum_of_squares(buffer.grads) for buffer in context.buffers]
 
+    def replicate(self, context: BatchContext, micro: int) -> None:
+        raise NotImplementedError
+
     def scale(self, context: BatchContext, factor: float) -> None:
         for buffer in context.buffers:
             rows.scale(buffer.grads, factor)
