@@ -195,12 +195,13 @@ class Accelerator:
 
     # Wire
 
-    def new_group(self, seconds: float) -> dist.ProcessGroup:
+    def new_group(self, seconds: float, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
         timeout = timedelta(
             seconds=2 * seconds + SLACK
         )  # `CollectiveWatch` is to notice first: it knows stage and batch
+        some = {} if ranks is None else {"ranks": list(ranks), "use_local_synchronization": True}
         if self.torch_device.type in BACKENDS:
-            return dist.new_group(backend=BACKENDS[self.torch_device.type], timeout=timeout)
+            return dist.new_group(backend=BACKENDS[self.torch_device.type], timeout=timeout, **some)
         from nestpipe.device.sim import new_wire_group
 
-        return new_wire_group(dist.new_group(backend="gloo", timeout=timeout))
+        return new_wire_group(dist.new_group(backend="gloo", timeout=timeout, **some))
