@@ -29,8 +29,8 @@ class PipelineConfig:
     """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both."""
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
     """Micro-batches per batch. Results round differently with another number, and with other values of group_size,
-    clustering or defer_weight_grads; no other key here changes a bit. "auto" measures 1 to 16 and takes the fastest. [[0, 4], [60, 8]] is 4
-    from batch 0 and 8 from batch 60, as an earlier run with "auto" chose."""
+    clustering or defer_weight_grads; no other key here changes a bit. "auto" measures 1 to 16 and takes the fastest.
+    [[0, 4], [60, 8]] is 4 from batch 0 and 8 from batch 60, as an earlier run with "auto" chose."""
     group_size: int | Literal["host"] | None = None
     """Workers that hold all rows among them; each group of so many holds a copy, and only summed gradients travel between
     groups. It must divide the number of workers; "host" = the workers of one machine; none = all workers, one group. Results

@@ -170,5 +170,6 @@ def _last_uses(plan: OwnerPlan, micros: int) -> np.ndarray:
     """Per row: the last micro-batch in which any worker of this shard group uses it."""
     in_micro = np.array([sum(sizes) for sizes in plan.grad_sizes], np.int64)
     last = np.zeros(len(plan), np.int32)
-    last[plan.grad_rows] = np.repeat(np.arange(micros, dtype=np.int32), in_micro)  # of a row's entries the last one stays
+    # Of a row's entries the last one stays.
+    last[plan.grad_rows] = np.repeat(np.arange(micros, dtype=np.int32), in_micro)
     return last

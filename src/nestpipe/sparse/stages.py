@@ -183,7 +183,15 @@ class SparseStages:
         arrays = [
             array
             for plan, window, pair, old in zip(routes.owned, routes.windows, shared, from_two_before)
-            for array in (plan.embed_rows, plan.grad_rows, window.last_order, window.inverse, *pair, *old, _replica_rows(plan))
+            for array in (
+                plan.embed_rows,
+                plan.grad_rows,
+                window.last_order,
+                window.inverse,
+                *pair,
+                *old,
+                _replica_rows(plan),
+            )
         ]
         there = self.device.upload(arrays, "network", "replica", "update", "compute")
         context.lists = [_lists(there[at : at + 9]) for at in range(0, len(there), 9)]

@@ -155,7 +155,8 @@ def recipe_options(recipe: Recipe) -> Options:
     dense = DenseReplica(model.named_parameters(), Exchange(World.single(), "dense"), parameters)
     on_disk, clips = recipe.tables.disk_path is not None, recipe.train.clip_norm is not None
     workers = recipe.train.workers
-    wanted = recipe.pipeline.group_size  # on one host there is one group, but who asks for groups of hosts means several
+    # On one host there is one group, but who asks for groups of hosts means several.
+    wanted = recipe.pipeline.group_size
     replicates = wanted == HOST or group_size(wanted, workers) < workers
     return resolve(
         recipe.pipeline,
