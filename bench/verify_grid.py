@@ -206,7 +206,7 @@ def against_one_group(recipe: Recipe, world: World) -> tuple[bool, float, float]
 
 
 def first_steps(recipe: Recipe, world: World) -> tuple[dict[tuple[int, int, int], np.ndarray], list[float]]:
-    """The summed gradient of every row in the first step, by (table group, table, key), and 5 losses; the same on every worker."""
+    """Summed gradients of all rows in the first step, by (table group, table, key), and 5 losses; the same on every worker."""
     source = open_source(recipe, "train", world)
     pipeline = make_pipeline(recipe, source, world)
     stream = train_stream(replace(recipe, train=replace(recipe.train, steps=5)), source, world)

@@ -54,8 +54,8 @@ def compare_digests(
                 if everyone[rank, number] != everyone[shard, number]:
                     raise ReplicasDiffer(
                         f"replicas differ {when}: ranks {shard} and {rank}, which both own shard {shard} of {size}, hold "
-                        f"different {_name(rows.group)}; the last checkpoint was compared and is good: resume from it, and look for "
-                        "machines with other CPUs, other versions or bad memory"
+                        f"different {_name(rows.group)}; resume from the last checkpoint, at which they were the same, and "
+                        "look for machines with other CPUs, other versions or bad memory"
                     )
 
 

@@ -50,7 +50,7 @@ class Options:
     which is then a third one beside those of the batch that computes and of the one that is retrieved."""
     evicts: bool
     """Rows are evicted, before any batch: the same ones under every schedule."""
-    replicates: bool
+    replicates: bool = False
     """Several groups of workers hold all rows each: owners of the same rows exchange their gradients in `replicate`."""
 
     @property
