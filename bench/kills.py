@@ -1,11 +1,12 @@
 """Kills a training run again and again and resumes it each time, and compares its digest with that of an untouched run.
 
-    python bench/kills.py [--kills 100] [--seed 1] [--storage s3]
+    python bench/kills.py [--kills 100] [--seed 1] [--storage s3] [--workers 4 --group-size 2]
 
 SIGKILL comes at a random moment: while processes start, while they read a checkpoint, in mid-step, while a checkpoint
 is written or old ones are removed.  It hits all processes, one worker, or only the launcher.  Each life may have
 another schedule and another tier (DRAM or disk), which must not change a bit.  With `--storage s3` the checkpoints of the
 run that is killed are on an S3 server (moto's), which the script starts on loopback; the untouched run has them on disk.
+With `--group-size` replicas are compared at every checkpoint and whenever the run resumes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from typing import Protocol
 
 SCHEDULES = ("serial", "dbp", "fwp", "nested")
 MOMENTS = ("starting", "reading", "training", "training", "writing", "writing", "removing")
-TARGETS = ("all", "all", "worker 0", "worker 1", "launcher")
+
+
+def targets(workers: int) -> list[str]:
+    return ["all", "all", *(f"worker {number}" for number in range(workers)), "launcher"]
+
+
 STEPS_A_LIFE = 12
 DEADLINE = 180.0
 """Seconds after which a process that should have ended, or taken a step, counts as hanging."""
@@ -187,18 +193,31 @@ def answers(port: int) -> bool:
     return True
 
 
+Grouping = tuple[int, int | None]
+"""Workers, and how many a shard group has; None: all."""
+
+
 class Life:
     """One start of the run, until it ends or is killed."""
 
-    def __init__(self, run: Path, store: Store, steps: int, start: Start, random_: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        store: Store,
+        steps: int,
+        start: Start,
+        random_: random.Random | None = None,
+        grouping: Grouping = (2, None),
+    ) -> None:
         """`random_` draws the schedule and the tier; None: serial, in DRAM."""
+        self.count, size = grouping
         self.run, self.store = run, store
         self.begins_at = store.newest()
         self._log_before = file_number(run / "metrics.jsonl")
         self.resumes = (run / "recipe.toml").exists()
         command = ["train", str(run) if self.resumes else "dlrm", "--quiet"]
-        command += ["--resume"] if self.resumes else ["--run", str(run), "--workers", "2"]
-        settings = {} if self.resumes else {**SETTINGS, **store.settings}
+        command += ["--resume"] if self.resumes else ["--run", str(run), "--workers", str(self.count)]
+        settings = {} if self.resumes else {**SETTINGS, **store.settings, "pipeline.group_size": size or "none"}
         settings["train.steps"] = steps
         schedule, disk = ("serial", False)
         if random_ is not None:
@@ -233,7 +252,7 @@ class Life:
         killed = [self.process.pid, *workers]
         if target == "launcher":
             killed = [self.process.pid]
-        elif target != "all" and len(workers) == 2:
+        elif target != "all" and len(workers) == self.count:
             killed = [workers[int(target.split()[1])]]
         for pid in killed:
             end(pid)
@@ -249,6 +268,7 @@ def kill_and_resume(
     steps_a_life: int = STEPS_A_LIFE,
     start: Start = in_a_new_interpreter,
     store: Store | None = None,
+    grouping: Grouping = (2, None),
 ) -> Outcome:
     """Trains once untouched and once with `kills` kills, each in its own folder below `folder`.
 
@@ -261,7 +281,7 @@ def kill_and_resume(
         return life
 
     try:
-        return _kill_and_resume(folder, kills, seed, tell, steps_a_life, start, begin, store)
+        return _kill_and_resume(folder, kills, seed, tell, steps_a_life, start, begin, store, grouping)
     finally:
         for life in lives:
             if not life.over():
@@ -277,11 +297,12 @@ def _kill_and_resume(
     start: Start,
     begin: Callable[[Life], Life],
     given: Store | None,
+    grouping: Grouping,
 ) -> Outcome:
     drawn = random.Random(seed)
     steps = steps_a_life * kills + 40
     aside = made(folder / "untouched") / "run"
-    untouched = begin(Life(aside, Disk(aside), steps, start))
+    untouched = begin(Life(aside, Disk(aside), steps, start, grouping=grouping))
     run = made(folder / "killed") / "run"
     store = given or Disk(run)
     moments: Counter[str] = Counter()
@@ -289,8 +310,8 @@ def _kill_and_resume(
     began, ready = time.monotonic(), 10.0
     done = 0
     while done < kills:
-        life = begin(Life(run, store, steps, start, drawn))
-        target = drawn.choice(TARGETS)
+        life = begin(Life(run, store, steps, start, drawn, grouping))
+        target = drawn.choice(targets(life.count))
         # Near the end only moments before the first step: the run must not end before all kills are done.
         moment = drawn.choice(MOMENTS if life.begins_at < steps - 40 else ("starting", "reading"))
         committed = store.newest()
@@ -310,7 +331,7 @@ def _kill_and_resume(
             f"kill {done:3} of {kills}  {life.what:11}  {moment:8} {target:8}  step {last_step(run):5} of {steps}, "
             f"saved {store.newest():5}  {left:.0f} s left"
         )
-    last = begin(Life(run, store, steps, start, drawn))
+    last = begin(Life(run, store, steps, start, drawn, grouping))
     last.process.wait(10 * DEADLINE)
     if last.process.returncode:
         problems.append(f"the last life failed: {last.said()}")
@@ -328,7 +349,7 @@ def _wait_for(life: Life, moment: str, drawn: random.Random, steps_a_life: int, 
     if moment == "starting":
         _sleep(life, drawn.random() * 0.5 * ready)
         return ready
-    until(lambda: life.over() or len(life.workers()) == 2, "workers did not start")
+    until(lambda: life.over() or len(life.workers()) == life.count, "workers did not start")
     if moment == "reading":
         _sleep(life, drawn.random() * max(0.0, ready - (time.monotonic() - life.started)))
         return ready
@@ -432,12 +453,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--path", default=tempfile.gettempdir(), help="directory for the runs")
     parser.add_argument("--storage", choices=["disk", "s3"], default="disk", help="where the checkpoints are")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--group-size", type=int, help="workers of a shard group; default: all")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nestpipe-kills-", dir=args.path))
         store = stack.enter_context(s3_server()) if args.storage == "s3" else None
         outcome = kill_and_resume(
-            Path(folder), args.kills, args.seed, lambda line: print(line, flush=True), store=store
+            Path(folder),
+            args.kills,
+            args.seed,
+            lambda line: print(line, flush=True),
+            store=store,
+            grouping=(args.workers, args.group_size),
         )
     print(
         f"{outcome.kills} kills: " + ", ".join(f"{count} while {moment}" for moment, count in outcome.moments.items())

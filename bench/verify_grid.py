@@ -5,10 +5,14 @@
         --options plain "eviction, clipped" --in-turn
     python bench/verify_grid.py --models fuxi-alpha fuxi-beta fuxi-gamma sasrec --schedule dbp fwp nested --micro 1 3 \\
         --steps 12 --workers 1 2 3 --tiers dram --in-turn --options plain balance tokens pool in-batch "shared logits"
+    python bench/verify_grid.py --groups 2/1 4/2 4/1 6/3 6/2 --schedule serial dbp fwp nested --micro 1 3 --steps 12 --in-turn \\
+        --options plain "eviction, clipped"
     python bench/verify_grid.py --schedule fwp nested --micro 1 2 4 8 --options all --optimizers rowwise_adagrad --steps 50
 
 Models and batches are small, so that a run is mostly schedule.  On disk, DRAM has room for a few rows.  For each number
-of workers, processes start once and go through all settings; each setting is one `nestpipe verify`.
+of workers, processes start once and go through all settings; each setting is one `nestpipe verify`.  With `--groups` these are
+workers/size of a shard group.  Each `verify` compares replicas, and the first step's gradients and the first losses are compared
+with those of one group.
 """
 
 from __future__ import annotations
@@ -20,6 +24,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch.distributed as dist
+
+from nestpipe.train.build import make_pipeline, open_source
+from nestpipe.train.streams import train_stream
+
+if TYPE_CHECKING:
+    from nestpipe.comm.world import World
+    from nestpipe.config.recipe import Recipe
+    from nestpipe.sparse.batch_context import BatchContext
 
 MODELS = {
     "dlrm": ["data.features=4", "data.hot=[1,1,2,3]", "data.ids=300", "model.dim=8", "model.bottom=[8]", "model.top=[8]"],
@@ -69,6 +86,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--schedule", nargs="+", default=["dbp"])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument(
+        "--groups",
+        nargs="+",
+        default=[],
+        metavar="W/I",
+        help="instead of --workers: workers, and how many a shard group has",
+    )
+    parser.add_argument("--group-size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--micro", type=int, nargs="+", default=[1])
     parser.add_argument("--optimizers", nargs="+", default=OPTIMIZERS, choices=OPTIMIZERS)
     parser.add_argument("--tiers", nargs="+", default=["dram", "disk"], choices=["dram", "disk"])
@@ -92,12 +117,14 @@ def main() -> int:
     if "RANK" in os.environ:
         return go_through(args)
     failed = []
-    for workers in args.workers:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    for grouped in args.groups or map(str, args.workers):
+        workers, _, size = grouped.partition("/")
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", workers]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        if subprocess.run([sys.executable, *launcher, *sys.argv], env=environment).returncode:
-            failed.append(workers)
-    print(f"not equal with {failed} workers" if failed else "all equal, bit for bit")
+        grouping = ["--group-size", size] if size else []
+        if subprocess.run([sys.executable, *launcher, *sys.argv, *grouping], env=environment).returncode:
+            failed.append(grouped)
+    print(f"not equal with {', '.join(failed)} workers" if failed else "all equal, bit for bit")
     return 1 if failed else 0
 
 
@@ -133,6 +160,7 @@ def go_through(args: argparse.Namespace) -> int:
             settings = [*MODELS[model], f"tables.optimizer={optimizer}", "train.batch_size=16", "train.epochs=none"]
             settings += [f"pipeline.micro_batches={micro}", "tables.lr=0.02", f"pipeline.schedule={schedule}"]
             settings += [*(OPTIONS | OF_SEQUENCES)[options], f"train.device={args.device}"]
+            settings += [f"pipeline.group_size={args.group_size or 'none'}"]
             if tier == "disk":
                 settings += [f"tables.disk_path={folder}", "tables.dram_rows=40"]
             recipe = load_recipe("dlrm" if model == "dlrm" else "hstu", settings, DATA, MODEL_KINDS, RECIPES)
@@ -140,6 +168,10 @@ def go_through(args: argparse.Namespace) -> int:
             found = result.get("simulated", {"races": []})
             different += not result["equal"] or bool(found["races"])
             outcome = "equal" if result["equal"] else result["first_difference"]["text"]
+            if args.group_size and args.device == "cpu":
+                far, grads, losses = against_one_group(recipe, world)
+                different += far
+                outcome += f"; one group: gradients {grads:.0e}, losses {losses:.0e}" + (" TOO FAR" if far else "")
             if "orders" in found:
                 syncs = found["host_syncs_per_step"]
                 total = sum(count for places in syncs.values() for count in places.values())
@@ -150,11 +182,53 @@ def go_through(args: argparse.Namespace) -> int:
             if world.rank == 0:
                 what = f"{model:10} {optimizer:16} {tier:5} {schedule:6} N={micro} {options:10}"
                 size = f"{result['steps']} steps  {result['compared']['rows']:6} rows"
-                print(f"{world.size} workers  {what}  {size}  {outcome}  ({left:.0f} s left)", flush=True)
+                groups = f"/{args.group_size}" if args.group_size else ""
+                print(f"{world.size}{groups} workers  {what}  {size}  {outcome}  ({left:.0f} s left)", flush=True)
     world.leave()
     if world.rank == 0:
-        print(f"{world.size} workers: {len(grid) - different} of {len(grid)} equal, bit for bit", flush=True)
+        groups = f" in groups of {args.group_size}" if args.group_size else ""
+        print(f"{world.size} workers{groups}: {len(grid) - different} of {len(grid)} equal, bit for bit", flush=True)
     os._exit(1 if different else 0)  # gloo's threads may still run while Python shuts down
+
+
+def against_one_group(recipe: Recipe, world: World) -> tuple[bool, float, float]:
+    """Whether groups are too far from one group of all workers; by how much the first step's row gradients differ (relative to
+    the largest), and the first 5 losses (relative).
+    """
+    both = [first_steps(replace(recipe, pipeline=replace(recipe.pipeline, group_size=g)), world)
+            for g in (recipe.pipeline.group_size, None)]  # fmt: skip
+    (grads, losses), (flat_grads, flat_losses) = both
+    assert sorted(grads) == sorted(flat_grads), "other rows were touched"
+    scale = max(float(np.abs(grad).max()) for grad in flat_grads.values())
+    apart = max(float(np.abs(grads[key] - flat_grads[key]).max()) for key in grads) / scale
+    off = max(abs(a - b) / abs(b) for a, b in zip(losses, flat_losses))
+    return apart > 1e-6 or off > 1e-5, apart, off
+
+
+def first_steps(recipe: Recipe, world: World) -> tuple[dict[tuple[int, int, int], np.ndarray], list[float]]:
+    """Summed gradients of all rows in the first step, by (table group, table, key), and 5 losses; the same on every worker."""
+    source = open_source(recipe, "train", world)
+    pipeline = make_pipeline(recipe, source, world)
+    stream = train_stream(replace(recipe, train=replace(recipe.train, steps=5)), source, world)
+    mine, agree = {}, pipeline.stage("agree")
+
+    def seen(context: BatchContext, micro: int) -> None:
+        agree(context, micro)
+        if context.number == 0 and context.routes is not None:
+            for g, (plan, buffer) in enumerate(zip(context.routes.owned, context.buffers)):
+                keys = zip(plan.tables.tolist(), plan.keys.tolist())
+                mine.update({(g, *key): grad.copy() for key, grad in zip(keys, buffer.grads)})
+
+    pipeline.replace_stages(agree=seen)
+    losses = []
+    while len(losses) < 5 and (step := pipeline.progress(stream)):
+        losses.append(step.loss)
+    pipeline.settle()
+    stream.close()
+    pipeline.close()
+    everyone: list[dict[tuple[int, int, int], np.ndarray]] = [{}] * world.size
+    dist.all_gather_object(everyone, mine, group=world.groups["metrics"])
+    return {key: grad for one in everyone for key, grad in one.items()}, losses
 
 
 if __name__ == "__main__":

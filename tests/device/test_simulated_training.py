@@ -122,11 +122,11 @@ def test_disk_eviction_clipping_and_stamps(schedule: str, tmp_path: Path) -> Non
     assert found["equal"] and found["compared"]["evicted"] and found["simulated"]["races"] == [], found
 
 
-def both_on(world: World, schedule: str, order: str, seed: int) -> list[Any]:
+def both_on(world: World, schedule: str, order: str, seed: int, size: int | None = None) -> list[Any]:
     in_order("late")
-    serial = train(world=world, schedule="serial", micro_batches=3).bits()
+    serial = train(world=world, schedule="serial", micro_batches=3, group_size=size).bits()
     in_order(order, seed)
-    found = train(world=world, schedule=schedule, micro_batches=3).bits()
+    found = train(world=world, schedule=schedule, micro_batches=3, group_size=size).bits()
     check_quiet(steps=6)
     return [serial == found, serial]
 
@@ -138,6 +138,17 @@ def both_on(world: World, schedule: str, order: str, seed: int) -> list[Any]:
 )
 def test_workers_on_the_simulated_wire(workers: int, schedule: str, order: str, seed: int) -> None:
     found = run(workers, both_on, schedule, order, seed)
+    assert all(same for same, _ in found) and len({str(bits) for _, bits in found}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "size", "schedule", "order", "seed"),
+    [(2, 1, "nested", "late", 0), (4, 2, "nested", "random", 1), (2, 1, "dbp", "random", 2), (4, 2, "fwp", "late", 0)],
+)
+def test_replica_groups_on_the_simulated_wire(workers: int, size: int, schedule: str, order: str, seed: int) -> None:
+    """Promise: gradients between replicas, too, are waited for, race with nothing and give the bits of `serial`."""
+    found = run(workers, both_on, schedule, order, seed, size)
     assert all(same for same, _ in found) and len({str(bits) for _, bits in found}) == 1
 
 

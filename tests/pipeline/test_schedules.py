@@ -113,9 +113,9 @@ def keys(draw: st.DrawFn, pool: list[int], most: int) -> list[int]:
 
 
 @st.composite
-def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
+def overlapping(draw: st.DrawFn, workers: tuple[int, ...] = (1, 2, 3)) -> tuple[int, Steps]:
     """Batches whose keys come from one of: a common pool, a pool per parity (t-2 and t only), a pool per step, one key."""
-    workers = draw(st.integers(1, 3))
+    number = draw(st.sampled_from(workers))
     count = draw(st.integers(1, 9))
     kind = draw(st.sampled_from(["common", "every other", "disjoint", "one key", "mixed"]))
     steps: Steps = []
@@ -127,10 +127,10 @@ def overlapping(draw: st.DrawFn) -> tuple[int, Steps]:
             "one key": [7],
             "mixed": [*range(3), 100 * (step % 2), 1000 * step, -(2**63), 2**63 - 1],
         }[kind]
-        steps.append([keys(draw, pool, 6) for _ in range(workers)])
+        steps.append([keys(draw, pool, 6) for _ in range(number)])
     if draw(st.booleans()):
-        steps[draw(st.integers(0, count - 1))][draw(st.integers(0, workers - 1))] = []
-    return workers, steps
+        steps[draw(st.integers(0, count - 1))][draw(st.integers(0, number - 1))] = []
+    return number, steps
 
 
 @pytest.mark.slow
@@ -153,6 +153,23 @@ def test_bit_for_bit(
 ) -> None:
     """Promise 1: any overlap of consecutive batches, any optimizer, 1 to 3 workers, empty and uneven batches, any schedule;
     dedup over the window or, where its limit says so (for some batches, on some workers), per micro-batch."""
+    workers, steps = drawn
+    assert all(run(workers, both, steps, optimizer, micro_batches, schedule, options))
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    overlapping(workers=(2, 3)),
+    st.sampled_from(list(OPTIMIZERS)),
+    st.sampled_from([1, 3]),
+    st.sampled_from([name for name in BUILDERS if name != "serial"]),
+    st.fixed_dictionaries({"window_limit": st.sampled_from([None, 200]), "group_size": st.just(1)}),
+)
+def test_bit_for_bit_in_groups(
+    drawn: tuple[int, Steps], optimizer: str, micro_batches: int, schedule: str, options: dict[str, Any]
+) -> None:
+    """Promise 1 with replica groups: whatever keys groups share, with empty groups and batches of one sample."""
     workers, steps = drawn
     assert all(run(workers, both, steps, optimizer, micro_batches, schedule, options))
 

@@ -287,8 +287,58 @@ def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: i
         options = Options(
             buckets, clips, look_ahead, early, early_update, defer_weight_grads, early_prepare, retrieve, evicts=False
         )
-        options = replace(options, evicts=early and not retrieve)
-        assert check(build(schedule, 5, 3, options), build("serial", 5, 3, options)) is None
+        for replicates in (False, True):
+            options = replace(options, evicts=early and not retrieve, replicates=replicates)
+            assert check(build(schedule, 5, 3, options), build("serial", 5, 3, options)) is None
+
+
+GROUPS = replace(DEFAULT, replicates=True)
+
+
+def broken_in_groups(actions: list[Action]) -> Violation:
+    found = check(actions, build("serial", 4, 2, GROUPS))
+    assert found is not None, "called exact"
+    return found
+
+
+def test_replicate_is_in_lists_of_groups_only() -> None:
+    """Promise: with one group a list is what it was before there were groups."""
+    for schedule in BUILDERS:
+        plain, grouped = build(schedule, 4, 2), build(schedule, 4, 2, GROUPS)
+        assert not any(a.stage == "replicate" for a in plain)
+        assert [str(a) for a in grouped if a.stage != "replicate"] == [str(a) for a in plain]
+        assert sum(a.stage == "replicate" for a in grouped) == 8
+
+
+@pytest.mark.parametrize("schedule", ["dbp", "fwp", "nested"])
+def test_update_before_replicate(schedule: str) -> None:
+    """Promise: gradients of other groups must be in before rows are updated."""
+    actions = waiting(build(schedule, 4, 2, GROUPS), "update 1", "accumulate 1.1")
+    assert_names(broken_in_groups(actions), "replicate 1.0", "update 1", (1,), "grads 1")
+    ordered = waiting(actions, "replicate 1.1", "update 1", "accumulate 1.1")
+    ordered = moved(ordered, "update 1", before="replicate 1.1")
+    assert "update 1" in str(broken_in_groups(ordered)), "before it, in an order that is no race"
+
+
+def test_replicate_before_accumulate() -> None:
+    """Promise: what a group sends must be all of its own gradients."""
+    actions = waiting(build("nested", 4, 2, GROUPS), "replicate 1.0", "retrieve 1")
+    assert_names(broken_in_groups(actions), "accumulate 1.0", "replicate 1.0", (1,), "group grads 1")
+
+
+def test_a_replicate_left_out() -> None:
+    """Promise: no micro-batch is left out."""
+    actions = [a for a in build("nested", 4, 2, GROUPS) if str(a) != "replicate 1.0"]
+    assert "replicate 1.0" in str(broken_in_groups(actions))
+
+
+def test_norms_before_replicate() -> None:
+    """Promise: workers agree on gradients that are summed over groups."""
+    actions = build("nested", 4, 2, GROUPS)
+    waits = tuple(("accumulate", 1, 1) if w[0] == "replicate" else w for w in actions[place(actions, "agree 1")].waits)
+    assert_names(
+        broken_in_groups(changed(actions, "agree 1", waits=waits)), "replicate 1.0", "agree 1", (1,), "grads 1"
+    )
 
 
 def test_accumulate_order_swapped() -> None:

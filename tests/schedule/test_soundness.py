@@ -107,13 +107,13 @@ def some_of(changes: list[Change]) -> st.SearchStrategy[list[Change]]:
 
 @pytest.mark.slow
 @quick
-@given(schedules, sizes, some_of([*ORDER, *ORDER, *EFFECTS]), seeds, st.booleans())
+@given(schedules, sizes, some_of([*ORDER, *ORDER, *EFFECTS]), seeds, st.booleans(), st.booleans())
 def test_what_is_called_exact_always_runs_like_serial(
-    schedule: str, size: tuple[int, int], changes: list[Change], seed: int, evicts: bool
+    schedule: str, size: tuple[int, int], changes: list[Change], seed: int, evicts: bool, replicates: bool
 ) -> None:
     """And so no list that can differ from serial is ever called exact."""
     rng = random.Random(seed)
-    options = replace(DEFAULT, evicts=evicts)
+    options = replace(DEFAULT, evicts=evicts, replicates=replicates)
     actions, reference = build(schedule, *size, options), build("serial", *size, options)
     for change in changes:
         actions = change(actions, rng)
@@ -130,16 +130,16 @@ def test_what_is_called_exact_always_runs_like_serial(
 
 @pytest.mark.slow
 @quick
-@given(schedules, sizes, some_of(ORDER), seeds, st.booleans())
+@given(schedules, sizes, some_of(ORDER), seeds, st.booleans(), st.booleans())
 def test_what_is_called_not_exact_can_differ_from_serial(
-    schedule: str, size: tuple[int, int], changes: list[Change], seed: int, evicts: bool
+    schedule: str, size: tuple[int, int], changes: list[Change], seed: int, evicts: bool, replicates: bool
 ) -> None:
     """No false alarm: with the rows that it names there is an order in which somebody reads something else.
 
     Of changed effects this is not asked: a race is refused even where what it leaves is overwritten before anybody reads it.
     """
     rng = random.Random(seed)
-    options = replace(DEFAULT, evicts=evicts)
+    options = replace(DEFAULT, evicts=evicts, replicates=replicates)
     actions, reference = build(schedule, *size, options), build("serial", *size, options)
     for change in changes:
         actions = change(actions, rng)

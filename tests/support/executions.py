@@ -14,7 +14,8 @@ from nestpipe.schedule.check import Violation
 from nestpipe.schedule.effects import Effect, State
 from nestpipe.schedule.rowclass import ELSEWHERE
 
-PER_WORKER = {"window", "window grads", "arrived"}
+PER_WORKER = {"window", "window grads", "arrived", "group grads"}
+"""Of \"group grads\" every group of workers has its own: here a group has one worker."""
 Uses = dict[tuple[int, int, int], frozenset[int]]
 """(key, batch, worker) -> the micro-batches in which that worker uses the key; absent where it does not."""
 Place = tuple[int, int]

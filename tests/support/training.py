@@ -84,8 +84,8 @@ def my_batches(world: World, setting: Setting) -> Iterator[Batch]:
     return iter([samples.batch(setting.model, s, setting.dtype) for s in mine])
 
 
-def train(world: World, setting: Setting) -> Part:
-    pipeline = make_pipeline(world, setting)
+def train(world: World, setting: Setting, **options: Any) -> Part:
+    pipeline = make_pipeline(world, setting, **options)
     keys = samples.keys_of(setting.model, setting.batches())
     first_rows = {table: (k, pipeline.rows(table, k)) for table, k in keys.items()}
     first_dense = {name: p.detach().clone() for name, p in pipeline.model.state_dict().items()}

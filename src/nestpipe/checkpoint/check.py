@@ -62,7 +62,7 @@ def _checked_files(chain: list[Checkpoint]) -> Iterator[File]:
 
 def _workers_to_replay(chain: list[Checkpoint]) -> list[int | None]:
     """Workers to replay one at a time, which saves memory.  [None]: all at once, as their number changed."""
-    sizes = {checkpoint.manifest.workers for checkpoint in chain}
+    sizes = {checkpoint.manifest.owners for checkpoint in chain}
     return [None] if len(sizes) > 1 else list(range(sizes.pop()))
 
 

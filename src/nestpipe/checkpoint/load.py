@@ -2,6 +2,7 @@
 
 Workers own ranges of hashes, so a worker reads only the files of workers whose ranges overlap its own: about
 W / W' + 1 files for W writers and W' readers.  Each file is read whole and its digest checked before any of it is used.
+Where there are several shard groups, each reads all rows, and replicas are compared afterwards.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from nestpipe.checkpoint.dense import restore_dense
 from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File, Group
+from nestpipe.checkpoint.replicas import compare_replicas, topology_of
 from nestpipe.checkpoint.row_files import DuplicateKeyCheck, count_rows, in_order, read_rows
 from nestpipe.checkpoint.saved_rows import SavedRows, saved_rows_of
 from nestpipe.checkpoint.tensors import read_tensors
 from nestpipe.checkpoint.train_state import TrainState
 from nestpipe.checkpoint.worker_state import restore_worker
 from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.members import Members
+from nestpipe.comm.topology import ReplicaGroup, ShardGroup
 from nestpipe.comm.world import World
-from nestpipe.keys import owners_of, share_of
+from nestpipe.keys import share_of
 from nestpipe.tables.snapshot import Rows
 
 RESHARD_SEED = 7_368_787
@@ -36,7 +40,8 @@ def restore(
     `state` has not trained yet.  All workers call it together.  `on_progress` gets the fraction done.
     """
     last = chain[-1]
-    saved = saved_rows_of(state)
+    saved, topology = saved_rows_of(state), topology_of(state)
+    shard = topology.shard
     check_tables(saved, chain)
     dense = next(iter(last.manifest.of("dense")))
     restore_dense(state, read_tensors(last.path / dense.name, dense.written), str(last.path / dense.name))
@@ -49,19 +54,20 @@ def restore(
             for number, rows in enumerate(saved)
         ]
         for file in in_order(checkpoint.manifest.files):
-            if has_rows_for(state.world, file.worker, checkpoint.manifest.workers):
-                _apply(state.world, saved[file.group], checkpoint, file, duplicates[file.group])
+            if has_rows_for(shard, file.worker, checkpoint.manifest.owners):
+                _apply(shard, saved[file.group], checkpoint, file, duplicates[file.group])
             done += file.bytes
             on_progress(done / total)
-    _check_counts(state.world, saved, last)
+    _check_counts(state.world, topology.replicas, saved, last)
+    compare_replicas(state, f"after step {last.manifest.step} was read", "checkpoint")
     restore_eviction(state, last)
     _restore_worker(state, last)
     state.resume_at(last.manifest.step)
 
 
-def has_rows_for(world: World, worker: int, workers: int) -> bool:
+def has_rows_for(shard: Members, worker: int, workers: int) -> bool:
     """Whether `worker` of the `workers` that wrote a checkpoint may have owned keys that this worker owns now."""
-    theirs, ours = share_of(worker, workers), share_of(world.rank, world.size)
+    theirs, ours = share_of(worker, workers), share_of(shard.rank, shard.size)
     return max(theirs.start, ours.start) < min(theirs.stop, ours.stop)
 
 
@@ -86,10 +92,12 @@ def check_tables(saved: list[SavedRows], chain: list[Checkpoint]) -> None:
                     )
 
 
-def _apply(world: World, saved: SavedRows, checkpoint: Checkpoint, file: File, duplicates: DuplicateKeyCheck) -> None:
+def _apply(
+    shard: ShardGroup, saved: SavedRows, checkpoint: Checkpoint, file: File, duplicates: DuplicateKeyCheck
+) -> None:
     rows = read_rows(checkpoint, file)
-    if checkpoint.manifest.workers != world.size:
-        mine = owners_of(rows.tables, rows.keys, world.size) == world.rank
+    if checkpoint.manifest.owners != shard.size:
+        mine = shard.owns(rows.tables, rows.keys)
         rows = Rows(rows.tables[mine], rows.keys[mine], rows.values[mine], rows.state[mine])
     if file.kind == "removed":
         saved.remove(rows.tables, rows.keys)
@@ -98,9 +106,9 @@ def _apply(world: World, saved: SavedRows, checkpoint: Checkpoint, file: File, d
     saved.put(rows)
 
 
-def _check_counts(world: World, saved: list[SavedRows], last: Checkpoint) -> None:
-    """Raises CheckpointError unless all workers together have as many rows as the manifest says."""
-    counts = torch.tensor([len(rows) for rows in saved], dtype=torch.int64)
+def _check_counts(world: World, replicas: ReplicaGroup, saved: list[SavedRows], last: Checkpoint) -> None:
+    """Raises CheckpointError unless the workers of the first group have as many rows as the manifest says."""
+    counts = torch.tensor([len(rows) if replicas.counts else 0 for rows in saved], dtype=torch.int64)
     Exchange(world, "checkpoint").all_reduce(counts)
     for count, group in zip(counts.tolist(), last.manifest.groups):
         if count != group.rows:

@@ -105,6 +105,13 @@ class Manifest:
     recipe: str = ""
     created: str = ""
     version: int = VERSION
+    shards: int | None = None
+    """Workers of the first shard group, whose rows these are; None: there was one group, of all workers."""
+
+    @property
+    def owners(self) -> int:
+        """Among how many workers, the first ones, the rows are shared."""
+        return self.workers if self.shards is None else self.shards
 
     @property
     def full(self) -> bool:
@@ -142,7 +149,10 @@ def seal(directory: Path, manifest: Manifest) -> str:
 
 def sealed(manifest: Manifest) -> tuple[bytes, str]:
     """The text of manifest.json, and its digest, which COMMIT holds."""
-    text = json.dumps(asdict(manifest), indent=1, allow_nan=False).encode() + b"\n"
+    fields = asdict(manifest)
+    if manifest.shards is None:  # as it was before there were groups
+        del fields["shards"]
+    text = json.dumps(fields, indent=1, allow_nan=False).encode() + b"\n"
     return text, hashlib.sha256(text).hexdigest()
 
 
@@ -228,10 +238,13 @@ def _finite(text: str) -> float:
 
 def _manifest(raw: Any) -> Manifest:
     _check_version(raw)  # first: another version may have other fields
-    _only(raw, Manifest)
-    _whole(raw, "step", "workers")
+    _only({"shards": None, **raw}, Manifest)
+    _whole(raw, "step", "workers", *(["shards"] if "shards" in raw else []))
     if raw["workers"] < 1:
         raise ValueError("workers must be at least 1")
+    shards = raw.get("shards", raw["workers"])
+    if shards < 1 or raw["workers"] % shards:
+        raise ValueError(f"shards must divide the number of workers, {raw['workers']}, not {shards}")
     for name in ("recipe", "created"):
         _text(raw, name)
     for name in ("data", "life", "trainer", "metrics"):
@@ -241,7 +254,7 @@ def _manifest(raw: Any) -> Manifest:
         if not (value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 62)):
             raise ValueError("metrics must be numbers")
     groups = [_group(item) for item in _list(raw, "groups")]
-    files = [_file(item, raw["workers"], len(groups)) for item in _list(raw, "files")]
+    files = [_file(item, raw["workers"], shards, len(groups)) for item in _list(raw, "files")]
     base = [_base(item) for item in _list(raw, "base")]
     steps = [*(step_of(item.name) for item in base), raw["step"]]
     if steps != sorted(set(steps)):
@@ -288,7 +301,7 @@ def _check_groups(groups: list[Group], files: list[File], full: bool) -> None:
             raise ValueError(f"its files have {rows} rows of group {number}, and the group has {group.rows}")
 
 
-def _file(raw: Any, workers: int, groups: int) -> File:
+def _file(raw: Any, workers: int, shards: int, groups: int) -> File:
     _only(raw, File)
     _whole(raw, "bytes", "worker", "rows")
     if not (isinstance(raw["name"], str) and _FILE.fullmatch(raw["name"]) and raw["name"] not in (MANIFEST, COMMIT)):
@@ -296,8 +309,9 @@ def _file(raw: Any, workers: int, groups: int) -> File:
     _check_sha(raw)
     if raw["kind"] not in KINDS:
         raise ValueError(f"{raw['kind']!r} is not a kind of file")
-    if raw["worker"] >= workers:
-        raise ValueError(f"file {raw['name']} is from worker {raw['worker']} of {workers}")
+    of = shards if raw["kind"] in ("rows", "removed") else workers
+    if raw["worker"] >= of:
+        raise ValueError(f"file {raw['name']} is from worker {raw['worker']} of {of}")
     group = raw["group"]
     if type(group) is not int or not (0 <= group < groups if raw["kind"] in ("rows", "removed") else group == -1):
         raise ValueError(f"file {raw['name']} is for group {group!r} of {groups}")

@@ -45,7 +45,7 @@ def read_rows(checkpoint: Checkpoint, file: File) -> Rows:
         raise CheckpointError(
             f"{path} has rows of tables that are not among the group's {len(group.tables)}; {RECOVERY_HINT}"
         )
-    if not (owners_of(tables, keys, checkpoint.manifest.workers) == file.worker).all():
+    if not (owners_of(tables, keys, checkpoint.manifest.owners) == file.worker).all():
         raise CheckpointError(f"{path} has keys that worker {file.worker} does not own; {RECOVERY_HINT}")
     if file.kind == "removed":
         nothing = np.empty((n, 0), dtype)

@@ -16,7 +16,7 @@ from nestpipe.keys import HashIndex
 from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.keyed import KeyedRows
-from nestpipe.tables.snapshot import Rows, Snapshot
+from nestpipe.tables.snapshot import Rows, Snapshot, Values
 
 
 class SavedRows(Protocol):
@@ -31,6 +31,9 @@ class SavedRows(Protocol):
     def follow_changes(self) -> None: ...
 
     def snapshot(self, full: bool) -> Snapshot: ...
+
+    def read(self, slots: np.ndarray) -> Values:
+        """What a checkpoint saves of these slots of the index."""
 
     def put(self, rows: Rows) -> None:
         """Restores rows.  Their state has only the columns that a checkpoint saves."""
@@ -61,6 +64,10 @@ class TableRows:
     def snapshot(self, full: bool) -> Snapshot:
         return self._store.snapshot(full)
 
+    def read(self, slots: np.ndarray) -> Values:
+        values, state = self._store.read(slots)
+        return values, state[:, : self.group.state_width]
+
     def put(self, rows: Rows) -> None:
         group = self._store.group
         state = np.zeros((len(rows), group.state_width), group.dtype)
@@ -87,6 +94,9 @@ class WaitingKeys:
 
     def snapshot(self, full: bool) -> Snapshot:
         return self._frequencies.snapshot(full)
+
+    def read(self, slots: np.ndarray) -> Values:
+        return self._frequencies.read(slots)
 
     def put(self, rows: Rows) -> None:
         self._frequencies.put(rows.tables, rows.keys, np.ascontiguousarray(rows.values).view(np.int32))

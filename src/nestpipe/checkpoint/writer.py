@@ -2,7 +2,8 @@
 
 `save` blocks training only to finish the last batch and to copy the dense model.  Rows are copied and written while
 the next batches train.  Every worker writes its own rows into a shared directory.  Worker 0 commits once all files are
-there.
+there.  Where several groups of workers hold all rows, those of the first write them, and the others go through theirs only to
+compare: a checkpoint of rows that replicas do not agree on is not written.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nestpipe.checkpoint.eviction_state import merge_eviction_states
 from nestpipe.checkpoint.folder import Checkpoint, Folder
 from nestpipe.checkpoint.manifest import MOST_BYTES, Base, File, Group, Manifest
 from nestpipe.checkpoint.plain_file import Place, read_plain, remove_plain, write_plain
+from nestpipe.checkpoint.replicas import ReplicasDiffer, compare_digests, topology_of
 from nestpipe.checkpoint.saved_rows import saved_rows_of
 from nestpipe.checkpoint.tensors import check_kinds, write_tensors
 from nestpipe.checkpoint.train_state import TrainState
@@ -35,7 +37,8 @@ from nestpipe.checkpoint.worker_state import clone_worker
 from nestpipe.comm.exchange import Exchange
 from nestpipe.errors import NestPipeError
 from nestpipe.files import FileError
-from nestpipe.tables.snapshot import Snapshot
+from nestpipe.tables.row_digest import add_digests, row_digest
+from nestpipe.tables.snapshot import Rows, Snapshot
 
 log = logging.getLogger("nestpipe.checkpoint")
 
@@ -100,6 +103,7 @@ class CheckpointWriter:
         """Step of the last checkpoint that was saved or loaded."""
         self._exchange = Exchange(state.world, "checkpoint")
         self._alive = Exchange(state.world, "metrics")
+        self._topology = topology_of(state)
         self._thread: threading.Thread | None = None
         self._saved: list[Saved] = []
         self._error: BaseException | None = None
@@ -180,12 +184,14 @@ class CheckpointWriter:
         problem: BaseException | None = None
         self.folder.attempt = f"{self._token:010x}-{self._attempts}"
         directory = self.folder.writing(job.step)
+        digests = [0] * len(self._saved_rows)
         try:
             self.folder.start_writing(job.step)
-            self._write_files(job, directory)
+            digests = self._write_files(job, directory)
         except Exception as error:
             problem = error
         self._agree(problem, job.step)
+        self._compare(digests, job.step)
         manifest = None
         if world.rank == 0:
             try:
@@ -206,12 +212,18 @@ class CheckpointWriter:
         log.info("checkpoint of step %d: %.1f MB in %.1f s", saved.step, saved.bytes / 1e6, saved.seconds)
         return saved
 
-    def _write_files(self, job: _Job, directory: Place) -> None:
-        """Writes this worker's files, and its part of the manifest."""
-        rank = self._state.world.rank
+    def _write_files(self, job: _Job, directory: Place) -> list[int]:
+        """Writes this worker's files, and its part of the manifest.  Returns digests of its rows, if there are replicas."""
+        rank, replicas = self._state.world.rank, self._topology.replicas
         files: list[File] = []
+        digests = [0] * len(self._saved_rows)
         for g, (saved, snapshot) in enumerate(zip(self._saved_rows, job.snapshots)):
             for number, rows in enumerate(snapshot.shards(self._memory, PART_ROWS)):
+                if replicas.size > 1:
+                    kept = replace(rows, state=rows.state[:, : saved.group.state_width])
+                    digests[g] = add_digests(digests[g], row_digest(kept))
+                if not replicas.counts:
+                    continue
                 tensors = {
                     "keys": rows.keys,
                     "tables": rows.tables,
@@ -220,7 +232,11 @@ class CheckpointWriter:
                 }
                 written = write_tensors(directory / f"worker{rank}-group{g}-{number:05d}.safetensors", tensors)
                 files.append(File(**asdict(written), kind="rows", worker=rank, group=g, rows=len(rows)))
-            if count := len(snapshot.removed_keys):
+            if replicas.size > 1:
+                nothing = np.empty((len(snapshot.removed_keys), 0), np.float32)
+                removed = Rows(snapshot.removed_tables, snapshot.removed_keys, nothing, nothing)
+                digests[g] = add_digests(digests[g], row_digest(removed))
+            if (count := len(snapshot.removed_keys)) and replicas.counts:
                 tensors = {"keys": snapshot.removed_keys, "tables": snapshot.removed_tables}
                 written = write_tensors(directory / f"worker{rank}-group{g}-removed.safetensors", tensors)
                 files.append(File(**asdict(written), kind="removed", worker=rank, group=g, rows=count))
@@ -231,10 +247,22 @@ class CheckpointWriter:
             files.append(File(**asdict(written), kind="dense", worker=0))
         part = {"files": [asdict(file) for file in files], "rows": job.rows, "data": job.data, "life": job.eviction}
         write_plain(directory / _part(rank), json.dumps(part).encode())
+        return digests
+
+    def _compare(self, digests: list[int], step: int) -> None:
+        """If replicas differ in what has changed since the last checkpoint: removes what was written, raises on all workers."""
+        if self._topology.replicas.size == 1:
+            return
+        try:
+            compare_digests(self._topology, self._exchange, self._saved_rows, digests, f"after step {step}")
+        except ReplicasDiffer:
+            if self._state.world.rank == 0:
+                self.folder.discard(step)
+            raise
 
     def _manifest(self, job: _Job, directory: Place) -> Manifest:
         """Merges the parts of all workers, and removes them."""
-        world = self._state.world
+        world, shard = self._state.world, self._topology.shard
         files: list[File] = []
         totals = [0] * len(job.rows)
         shared: dict[str, dict[str, Any]] = {}
@@ -249,11 +277,12 @@ class CheckpointWriter:
                     "share"
                 ) from None
             files += [File(**file) for file in part["files"]]
-            totals = [a + b for a, b in zip(totals, part["rows"])]
+            if rank < shard.size:  # of the first group, in which every row counts
+                totals = [a + b for a, b in zip(totals, part["rows"])]
+                evictions.append(part["life"])
             for name, entries in part["data"].items():  # objects have entries of every worker
                 if isinstance(entries, dict):
                     shared.setdefault(name, {}).update(entries)
-            evictions.append(part["life"])
             remove_plain(path)
         groups = [replace(saved.group, rows=total) for saved, total in zip(self._saved_rows, totals)]
         return Manifest(
@@ -265,6 +294,7 @@ class CheckpointWriter:
             data={**job.data, **shared},
             life=merge_eviction_states(evictions),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            shards=shard.size if shard.size < world.size else None,
             **job.about,
         )
 

@@ -67,6 +67,7 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
 def _show(result: dict[str, Any]) -> int:
     compared = result["compared"]
     workers = f"{result['workers']} worker" + "s" * (result["workers"] > 1)
+    workers += f" in groups of {result['group_size']}" if "group_size" in result else ""
     what = f"{result['schedule']} and serial, {workers}, {result['steps']} steps"
     races = result.get("simulated", {}).get("races", [])
     for race in races:

@@ -10,14 +10,15 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from nestpipe.comm.errors import PeerLost
-from nestpipe.comm.exchange import Traffic, Transfer, lost, waited_in_vain
+from nestpipe.comm.exchange import Shared, Traffic, Transfer, lost, next_in_ring, waited_in_vain
+from nestpipe.comm.members import Members
 from nestpipe.comm.world import World
 from nestpipe.device import doing
 
@@ -94,32 +95,45 @@ class CollectiveWatch:
 class DeviceExchange:
     """The collectives of one lane.  One thread issues those of all lanes, in the same order on every worker."""
 
-    def __init__(self, world: World, group: dist.ProcessGroup, watch: CollectiveWatch, traffic: Traffic) -> None:
-        self.world, self.group, self.traffic = world, group, traffic
+    def __init__(
+        self, world: Members, lane: str, group: dist.ProcessGroup, watch: CollectiveWatch, traffic: Traffic
+    ) -> None:
+        """`world`: the members of `group`."""
+        self.world, self.lane, self.group, self.traffic = world, lane, group, traffic
         self._watch = watch
         watch.add_group(group)
 
     def exchange_rows(self, transfers: Sequence[Transfer]) -> None:
         """Sends all rows to the workers they are for, and fills those that come from them."""
         for transfer in transfers:
+            row = transfer.send.element_size() * transfer.send.shape[1]
+            sizes = enumerate(transfer.send_sizes)
             self._issue(
                 dist.all_to_all_single,
                 transfer.receive,
                 transfer.send,
                 transfer.receive_sizes,
                 transfer.send_sizes,
-                sent=transfer.send[: len(transfer.send) - transfer.send_sizes[self.world.rank]],
+                sent={self.world.run_rank(p): row * count for p, count in sizes if p != self.world.rank},
             )
+
+    def share_rows(self, shared: Sequence[Shared]) -> None:
+        """Sends this worker's rows to all others, and fills those that come from them."""
+        size, me = self.world.size, self.world.rank
+        for one in shared:
+            own = one.rows.split(one.sizes)[me].repeat(size, 1)
+            self.exchange_rows([Transfer(own, one.rows, [one.sizes[me]] * size, one.sizes)])
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
         """In place.  Every worker ends with the same bits."""
-        self._issue(dist.all_reduce, tensor, op, sent=tensor)
+        sent = tensor.numel() * tensor.element_size()
+        self._issue(dist.all_reduce, tensor, op, sent={next_in_ring(self.world): sent})
 
-    def _issue(self, collective: Any, *args: Any, sent: Tensor) -> None:
+    def _issue(self, collective: Any, *args: Any, sent: Mapping[int, int]) -> None:
         work = collective(*args, group=self.group, async_op=True)
         self._watch.add(work)
         work.wait()  # the stream waits, not the host
-        self.traffic.add(sent.numel() * sent.element_size(), 1)
+        self.traffic.add(self.lane, sent, 1)
 
 
 def _exception_of(work: dist.Work) -> BaseException | None:

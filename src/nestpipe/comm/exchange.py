@@ -8,7 +8,8 @@ the size of a message, so they cut it the same way without agreeing first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,23 +20,35 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nestpipe.comm.errors import PeerLost
-from nestpipe.comm.world import World
+from nestpipe.comm.members import Members
 
 PIECE_BYTES = 1000 * 1000
 
 
 class Traffic:
-    """Counts the bytes and messages that this worker sent."""
+    """Counts the bytes and messages that this worker sent: in all, and by lane and receiver."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0
         self.messages = 0
+        self._sent: Counter[tuple[str, int]] = Counter()
         self._lock = threading.Lock()
 
-    def add(self, sent: int, messages: int) -> None:
+    def add(self, lane: str, sent: Mapping[int, int], messages: int) -> None:
+        """`sent`: bytes by the rank in the run that they went to."""
         with self._lock:
-            self.bytes_sent += sent
+            self.bytes_sent += sum(sent.values())
             self.messages += messages
+            for rank, count in sent.items():
+                self._sent[lane, rank] += count
+
+    def by_rank(self, lane: str | None = None) -> dict[int, int]:
+        """Bytes by the rank that they went to, on one lane or on all."""
+        found: Counter[int] = Counter()
+        with self._lock:
+            for (name, rank), count in self._sent.items():
+                found[rank] += count if lane in (None, name) else 0
+        return dict(found)
 
 
 @dataclass(frozen=True)
@@ -50,18 +63,37 @@ class Transfer:
     receive_sizes: list[int]
 
 
-def waited_in_vain(world: World, who: str = "another worker") -> PeerLost:
-    return PeerLost(f"rank {world.rank} waited {world.timeout:g} s for {who}; raise --timeout if it was only slow")
+@dataclass(frozen=True)
+class Shared:
+    """Rows of all members, one after another: this worker's own, which all others get, and memory for theirs."""
+
+    rows: Any
+    """Array [n, D]: of numpy on the host, a tensor on a device."""
+    sizes: list[int]
+    """Rows of every member."""
 
 
-def lost(world: World, who: str = "another worker") -> PeerLost:
-    return PeerLost(f"rank {world.rank} lost {who}: it ended or its connection broke")
+def waited_in_vain(members: Members, who: str = "another worker") -> PeerLost:
+    me = members.run_rank(members.rank)
+    return PeerLost(f"rank {me} waited {members.timeout:g} s for {who}; raise --timeout if it was only slow")
+
+
+def lost(members: Members, who: str = "another worker") -> PeerLost:
+    return PeerLost(f"rank {members.run_rank(members.rank)} lost {who}: it ended or its connection broke")
+
+
+def next_in_ring(members: Members) -> int:
+    """The rank in the run to which a ring, as gloo's, sends."""
+    return members.run_rank((members.rank - 1) % members.size)
 
 
 class Exchange:
     """The messages of one lane.  One thread issues all calls, in the same order on every worker."""
 
-    def __init__(self, world: World, lane: str, traffic: Traffic | None = None, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self, world: Members, lane: str, traffic: Traffic | None = None, piece_bytes: int = PIECE_BYTES
+    ) -> None:
+        """`world`: all workers, or those of them that take part."""
         self.world = world
         self.lane = lane
         self.group = world.groups.get(lane)
@@ -96,8 +128,12 @@ class Exchange:
                 work.wait(self._deadline)
         except RuntimeError as error:
             raise self._lost(peer, error) from None
-        sent = sum(t.numel() * t.element_size() for p, ts in enumerate(sends) if p != me for t in ts)
-        self.traffic.add(sent, len(pending))
+        sent = {
+            self.world.run_rank(p): sum(t.numel() * t.element_size() for t in ts)
+            for p, ts in enumerate(sends)
+            if p != me
+        }
+        self.traffic.add(self.lane, sent, len(pending))
 
     def exchange_rows(self, transfers: Sequence[Transfer]) -> None:
         """Sends all rows to the workers they are for."""
@@ -113,6 +149,18 @@ class Exchange:
                 receives[peer].append(into[peer])
         self.exchange(sends, receives)
 
+    def share_rows(self, shared: Sequence[Shared]) -> None:
+        """Sends this worker's rows to all others, and fills those that come from them."""
+        size, me = self.world.size, self.world.rank
+        sends: list[list[Tensor]] = [[] for _ in range(size)]
+        receives: list[list[Tensor]] = [[] for _ in range(size)]
+        for one in shared:
+            parts = _as_tensor(one.rows).split(one.sizes)
+            for peer in range(size):
+                sends[peer].append(parts[me])
+                receives[peer].append(parts[peer])
+        self.exchange(sends, receives)
+
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
         """In place.  Every worker ends with the same bits."""
         if self.world.size == 1:
@@ -126,7 +174,8 @@ class Exchange:
         except RuntimeError as error:
             raise self._lost(None, error) from None
         ring = 2 * (self.world.size - 1) / self.world.size
-        self.traffic.add(int(ring * tensor.numel() * tensor.element_size()), 1)
+        sent = int(ring * tensor.numel() * tensor.element_size())
+        self.traffic.add(self.lane, {next_in_ring(self.world): sent}, 1)
 
     def _sum_with_other(self, tensor: Tensor) -> None:
         """Sums with the other of two workers.  A ring would move the same bytes in two rounds, one after the other."""
@@ -151,7 +200,7 @@ class Exchange:
         return pieces
 
     def _lost(self, peer: int | None, error: RuntimeError) -> PeerLost:
-        who = "another worker" if peer is None else f"rank {peer}"
+        who = "another worker" if peer is None else f"rank {self.world.run_rank(peer)}"
         text = str(error).lower()
         late = "timed out" in text or "timeout" in text
         return waited_in_vain(self.world, who) if late else lost(self.world, who)

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from nestpipe.comm.device_exchange import CollectiveWatch, DeviceExchange
 from nestpipe.comm.errors import PeerLost
 from nestpipe.comm.exchange import Exchange, Traffic
+from nestpipe.comm.members import Members
+from nestpipe.comm.topology import Topology, one_group
 from nestpipe.comm.world import World
 from nestpipe.device.backend import Device
 
@@ -20,6 +22,9 @@ class Wire:
     """The exchanges of a pipeline.  What workers agree on always travels by gloo."""
 
     rows: Any
+    """Inside the shard group."""
+    replicas: Any
+    """Between replicas."""
     dense: Any
     agree: Exchange
     watch: CollectiveWatch | None = None
@@ -43,24 +48,42 @@ class Wire:
                 self.give_back()
 
 
-def open_wire(world: World, device: Device, traffic: Traffic) -> Wire:
-    """All workers call it together."""
+def open_wire(world: World, device: Device, traffic: Traffic, topology: Topology | None = None) -> Wire:
+    """All workers call it together.  Without a topology they are one shard group."""
+    topology = topology or one_group(world)
+    shard, replicas = topology.shard, topology.replicas
     agree = Exchange(world, "dense", traffic)
-    groups = _device_groups(world, device)
+    groups = _device_groups(world, topology, device)
     if groups is None:
-        return Wire(Exchange(world, "network", traffic), agree, agree)
+        return Wire(Exchange(shard, "network", traffic), Exchange(replicas, "replica", traffic), agree, agree)
     watch = CollectiveWatch(world)
-    rows, dense = (DeviceExchange(world, one, watch, traffic) for one in groups)
-    return Wire(rows, dense, agree, watch, lambda: world.spare.setdefault(device.torch_device.type, []).append(groups))
+
+    def exchange(members: Members, lane: str) -> Any:
+        if members.size == 1:
+            return Exchange(members, lane, traffic)
+        return DeviceExchange(members, lane, groups[lane], watch, traffic)
+
+    def give_back() -> None:
+        world.spare.setdefault((device.torch_device.type, shard.size), []).append(groups)
+
+    rows, between, dense = exchange(shard, "network"), exchange(replicas, "replica"), exchange(world, "dense")
+    return Wire(rows, between, dense, agree, watch, give_back)
 
 
-def _device_groups(world: World, device: Device) -> list[dist.ProcessGroup] | None:
-    """For rows and for dense gradients: those of a pipeline that was closed, or new ones; None where gloo carries both."""
+def _device_groups(world: World, topology: Topology, device: Device) -> dict[str, dist.ProcessGroup] | None:
+    """By lane: those of a pipeline that was closed, or new ones; None where gloo carries all of it."""
     if world.size == 1:
         return None
-    spare = world.spare.get(device.torch_device.type)
+    spare = world.spare.get((device.torch_device.type, topology.shard.size))
     if spare:
         return spare.pop()
-    first = device.new_group(world.timeout)
-    second = None if first is None else device.new_group(world.timeout)
-    return None if first is None or second is None else [first, second]
+    made: dict[str, dist.ProcessGroup] = {}
+    members = {"network": topology.shard.ranks, "dense": range(world.size), "replica": topology.replicas.ranks}
+    for lane, ranks in members.items():
+        if len(ranks) == 1:
+            continue
+        group = device.new_group(world.timeout, None if len(ranks) == world.size else ranks)
+        if group is None:
+            return None
+        made[lane] = group
+    return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -28,8 +29,15 @@ class World:
     size: int
     groups: dict[str, dist.ProcessGroup]
     timeout: float
-    spare: dict[str, list[list[dist.ProcessGroup]]] = field(default_factory=dict)
-    """By type of device: pairs of groups whose pipeline was closed, for the next one.  A communicator is costly to make."""
+    spare: dict[tuple[str, int], list[dict[str, dist.ProcessGroup]]] = field(default_factory=dict)
+    """By type of device and size of shard groups: groups whose pipeline was closed, for the next one.  A communicator is
+    costly to make."""
+    topologies: dict[int, Any] = field(default_factory=dict)
+    """By size: shard and replica groups that were made (`comm.topology.split`)."""
+
+    def run_rank(self, member: int) -> int:
+        """The rank in the run of one of the workers: its own number."""
+        return member
 
     @staticmethod
     def single() -> World:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, get_args
 from nestpipe.config.micro_batches import check_micro_batches
 
 ScheduleName = Literal["serial", "dbp", "fwp", "nested"]
+HOST = "host"
+"""A group size: the workers of one machine."""
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
 
@@ -26,9 +28,13 @@ class PipelineConfig:
     schedule: ScheduleName = "serial"
     """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both."""
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
-    """Micro-batches per batch. Results round differently with another number, and with other values of clustering or
-    defer_weight_grads; no other key here changes a bit. "auto" measures 1 to 16 and takes the fastest. [[0, 4], [60, 8]] is 4
-    from batch 0 and 8 from batch 60, as an earlier run with "auto" chose."""
+    """Micro-batches per batch. Results round differently with another number, and with other values of group_size,
+    clustering or defer_weight_grads; no other key here changes a bit. "auto" measures 1 to 16 and takes the fastest.
+    [[0, 4], [60, 8]] is 4 from batch 0 and 8 from batch 60, as an earlier run with "auto" chose."""
+    group_size: int | Literal["host"] | None = None
+    """Workers that hold all rows among them; each group of so many holds a copy, and only summed gradients travel between
+    groups. It must divide the number of workers; "host" = the workers of one machine; none = all workers, one group. Results
+    round differently with another one."""
     clustering: bool | None = None
     """Put samples that share keys into the same micro-batch; none = only if memory.window_limit is set."""
     look_ahead: int = 2
@@ -51,6 +57,9 @@ class PipelineConfig:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"pipeline.schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
         check_micro_batches(self.micro_batches)
+        size = self.group_size
+        if not (size is None or size == HOST or (type(size) is int and size >= 1)):
+            raise ValueError(f"pipeline.group_size must be a number of workers, 'host' or none, not {size!r}")
         if (
             not isinstance(self.look_ahead, numbers.Integral)
             or isinstance(self.look_ahead, bool)

@@ -26,7 +26,7 @@ from nestpipe.device.staging import NUMPY_DTYPES, TORCH_DTYPES, Staging, places_
 
 HOST_LANES = ("data", "route")
 """Lanes whose work is the host's own: they have no stream."""
-STREAM_LANES = ("copy", "storage", "network", "dense", "update", "writeback")
+STREAM_LANES = ("copy", "storage", "network", "replica", "dense", "update", "writeback")
 CALLERS_LANE = "compute"
 """The stream on which the caller is when it calls `progress`."""
 SLACK = 60.0
@@ -80,7 +80,7 @@ class Accelerator:
 
     def thread_of(self, lane: str) -> str:
         """Concurrent communicators deadlock if two workers begin with different ones: one thread issues all collectives."""
-        return "network" if lane == "dense" else lane
+        return "network" if lane in ("dense", "replica") else lane
 
     def begin_step(self) -> None:
         self._streams[CALLERS_LANE] = self.module.current_stream(self.torch_device)
@@ -195,12 +195,13 @@ class Accelerator:
 
     # Wire
 
-    def new_group(self, seconds: float) -> dist.ProcessGroup:
+    def new_group(self, seconds: float, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
         timeout = timedelta(
             seconds=2 * seconds + SLACK
         )  # `CollectiveWatch` is to notice first: it knows stage and batch
+        some = {} if ranks is None else {"ranks": list(ranks), "use_local_synchronization": True}
         if self.torch_device.type in BACKENDS:
-            return dist.new_group(backend=BACKENDS[self.torch_device.type], timeout=timeout)
+            return dist.new_group(backend=BACKENDS[self.torch_device.type], timeout=timeout, **some)
         from nestpipe.device.sim import new_wire_group
 
-        return new_wire_group(dist.new_group(backend="gloo", timeout=timeout))
+        return new_wire_group(dist.new_group(backend="gloo", timeout=timeout, **some))

@@ -93,5 +93,6 @@ class Device(Protocol):
 
     # Wire
 
-    def new_group(self, seconds: float) -> dist.ProcessGroup | None:
-        """A process group for tensors of this device.  All workers call it together.  None: gloo's groups carry them."""
+    def new_group(self, seconds: float, ranks: Sequence[int] | None = None) -> dist.ProcessGroup | None:
+        """A process group for tensors of this device, of all workers or of some.  All workers call it together, each for
+        ranks that it is among.  None: gloo's groups carry them."""

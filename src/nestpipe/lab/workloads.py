@@ -12,7 +12,6 @@ from torch import nn
 
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
-from nestpipe.keys import owners_of
 from nestpipe.lab.settings import WorkerOptions
 from nestpipe.models.dlrm import DLRM, DLRMConfig
 from nestpipe.models.hstu import HSTU, HSTUConfig
@@ -52,7 +51,7 @@ class DLRMWorkload:
             store = pipeline.stores[group]
             keys = np.arange(self._config["ids"], dtype=np.int64)
             tables = np.full(len(keys), number, np.uint16)
-            mine = owners_of(tables, keys, pipeline.world.size) == pipeline.world.rank
+            mine = pipeline.topology.shard.owns(tables, keys)
             values = self._same.first_rows(self._config, feature)[mine]
             state = np.zeros((len(values), store.group.state_width), np.float32)
             store.writeback(tables[mine], keys[mine], values, state)

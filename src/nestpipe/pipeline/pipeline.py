@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nestpipe.comm.consistency import check_consistent
+from nestpipe.comm.consistency import check_consistent, sum_over_workers
 from nestpipe.comm.exchange import Exchange, Traffic
+from nestpipe.comm.members import Members
+from nestpipe.comm.topology import Topology, group_size, split
 from nestpipe.comm.wire import open_wire
 from nestpipe.comm.world import World
 from nestpipe.config.checks import above_zero, one_of
@@ -98,6 +100,7 @@ class TrainPipeline:
         self._looks_ahead = self.config.schedule in LOOKING_AHEAD
         collections = collections_in(model)
         sparse_optimizer = sparse_optimizer or RowWiseAdagrad()
+        size, problem = _group_size(self.config, self.world)
         check_consistent(
             self.world,
             "give TrainPipeline the same on every worker, and only batches of its own to each",
@@ -105,10 +108,14 @@ class TrainPipeline:
             seed=seed,
             sparse_optimizer=sparse_optimizer,
             tables=[table for collection in collections for table in collection.tables],
+            group_size=size,
         )
+        if problem is not None:
+            raise problem
+        self.topology: Topology = split(self.world, size)
         traffic = Traffic()
         self.device = device_for(device_of(model))
-        wire = open_wire(self.world, self.device, traffic)
+        wire = open_wire(self.world, self.device, traffic, self.topology)
         deferred = deferred_of(model, self.config)
         self.dense = DenseReplica(
             model.named_parameters(),
@@ -117,15 +124,24 @@ class TrainPipeline:
         )
         if dense_optimizer is not None:
             self.dense.check_owned(dense_optimizer)
-        workload = workload_of(model, self.dense, deferred, clips=clip_norm is not None, on_disk=tier is not None)
+        workload = workload_of(
+            model,
+            self.dense,
+            deferred,
+            clips=clip_norm is not None,
+            on_disk=tier is not None,
+            replicates=self.topology.replicas.size > 1,
+        )
         self.options = resolve(self.config, workload)
         self.sparse = attach_collections(
             collections,
             self.world,
             sparse_optimizer,
             seed,
+            topology=self.topology,
             device=self.device,
             row_exchange=wire.rows,
+            replica_exchange=wire.replicas,
             tier=tier,
             buffer_limit=buffer_limit,
             window_limit=window_limit,
@@ -297,6 +313,11 @@ class TrainPipeline:
         self.settle()
         return self.sparse.evicted()
 
+    def total_evicted(self) -> dict[str, int]:
+        """How many keys each table has evicted so far, over all workers, those of replicas once.  All workers call it."""
+        counts = self.topology.replicas.counts
+        return sum_over_workers(self.world, {t: n if counts else 0 for t, n in self.sparse.evicted().items()})
+
     def take_evicted(self) -> list[Evicted]:
         """The keys that were evicted on this worker since the last call."""
         return self.sparse.take_evicted()
@@ -359,9 +380,10 @@ class TrainPipeline:
         """Runs other functions for some stages: to measure a step without them, or to break it on purpose."""
         self.engine.replace(**stages)
 
-    def replace_exchanges(self, make: Callable[[World, str], Exchange]) -> None:
+    def replace_exchanges(self, make: Callable[[Members, str], Exchange]) -> None:
         """Rows, row gradients and dense gradients travel by other exchanges: to measure a step that sends nothing."""
-        self.sparse.use_row_exchange(make(self.world, "network"))
+        shard, replicas = self.topology.shard, self.topology.replicas
+        self.sparse.use_row_exchange(make(shard, "network"), make(replicas, "replica"))
         self._stages.use_exchange(make(self.world, "dense"))
 
     def replace_stores(self, stores: Sequence[KeyedRows]) -> Sequence[KeyedRows]:
@@ -453,10 +475,18 @@ class TrainPipeline:
         """What the step took here; where "auto" wants to know, workers share it in the next `agree`."""
         if isinstance(self._plan, Tuner):
             busy = self.timeline.busy
-            now = (busy["compute"] + busy["weight_grad"], busy["embed"] + busy["grad"])
+            now = (busy["compute"] + busy["weight_grad"], busy["embed"] + busy["grad"] + busy["replicate"])
             compute, wire = (max(0.0, after - before) for after, before in zip(now, self._busy_before))
             self._busy_before = now
             self._stages.last_step = (batch, Measured(seconds, compute, wire))
+
+
+def _group_size(config: PipelineConfig, world: World) -> tuple[int, ValueError | None]:
+    """The size of a shard group, or why there is none: told after all workers have compared what they found."""
+    try:
+        return group_size(config.group_size, world.size), None
+    except ValueError as error:
+        return 0, error
 
 
 def _check_arguments(dense: object, sparse: object, config: object) -> None:

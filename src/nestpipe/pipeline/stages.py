@@ -129,6 +129,9 @@ class PipelineStages:
     def accumulate(self, context: BatchContext, micro: int) -> None:
         self.sparse.accumulate(context, micro)
 
+    def replicate(self, context: BatchContext, micro: int) -> None:
+        self.sparse.replicate(context, micro)
+
     def weight_grad(self, context: BatchContext, _: int) -> None:
         """The weight gradients that the backward passes of all micro-batches have deferred, bucket by bucket."""
         assert self.deferred is not None

@@ -18,9 +18,16 @@ def deferred_of(model: nn.Module, config: PipelineConfig) -> DeferredWeightGrads
 
 
 def workload_of(
-    model: nn.Module, dense: DenseReplica, deferred: DeferredWeightGrads | None, *, clips: bool, on_disk: bool
+    model: nn.Module,
+    dense: DenseReplica,
+    deferred: DeferredWeightGrads | None,
+    *,
+    clips: bool,
+    on_disk: bool,
+    replicates: bool = False,
 ) -> Workload:
-    """`clips`: gradients are clipped by their norm; `on_disk`: tables have a disk tier."""
+    """`clips`: gradients are clipped by their norm; `on_disk`: tables have a disk tier; `replicates`: several groups of workers
+    hold all rows each."""
     tables = [table for collection in collections_in(model) for table in collection.tables]
     return Workload(
         buckets=max(1, len(dense.buckets)),
@@ -29,6 +36,7 @@ def workload_of(
         host_computes=host_computes(model),
         on_disk=on_disk,
         evicts=any(table.eviction is not None and table.eviction.sweeps for table in tables),
+        replicates=replicates,
     )
 
 

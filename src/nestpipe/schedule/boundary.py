@@ -20,10 +20,18 @@ def boundary_begins(batch: int, micro_batches: int, options: Options) -> Name:
     return ("weight_grad", batch, -1) if options.defer_weight_grads else ("compute", batch, micro_batches - 1)
 
 
+def summed(batch: int, micro: int, options: Options) -> list[Action]:
+    """What has to be done with gradients that `grad` has brought to the owner of their rows."""
+    accumulate = act("accumulate", batch, micro, (("grad", batch, micro),), options)
+    if not options.replicates:
+        return [accumulate]
+    return [accumulate, act("replicate", batch, micro, (accumulate.name,), options)]
+
+
 def boundary(batch: int, micro_batches: int, options: Options, opening: Sequence[Action] = ()) -> list[Action]:
     """From `reduce` to `step` of one batch; `opening` is what of the next one need not wait for `step`."""
     t = batch
-    complete: Name = ("accumulate", t, micro_batches - 1)
+    complete: Name = ("replicate" if options.replicates else "accumulate", t, micro_batches - 1)
     agreed: Name = ("agree", t, -1)
     weights = [act("weight_grad", t, options=options)] if options.defer_weight_grads else []
     made = boundary_begins(t, micro_batches, options)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestpipe.schedule.action import Action, Name, act
-from nestpipe.schedule.boundary import boundary, boundary_begins
+from nestpipe.schedule.boundary import boundary, boundary_begins, summed
 from nestpipe.schedule.effects import copied_rows, shared_rows
 from nestpipe.schedule.options import DEFAULT, Options
 
@@ -91,7 +91,7 @@ def stage_five(step: int, micro_batches: int, start: int, options: Options) -> l
             actions.append(act("embed", t, m, (("accumulate", t, m - 1),), options))
         actions.append(act("compute", t, m, (("embed", t, m), ("move", t, -1)), options))
         actions.append(act("grad", t, m, (("compute", t, m),), options))
-        actions.append(act("accumulate", t, m, (("grad", t, m),), options))
+        actions += summed(t, m, options)
     return [*actions, *boundary(t, micro_batches, options, meanwhile(t, micro_batches, start, options))]
 
 

@@ -34,8 +34,10 @@ class Effect:
 
 
 STORE = (("store", "values"), ("store", "state"))
-WINDOWED = ("window", "window grads", "arrived")
-"""State of which every worker that uses a key has its own.  All other rows have one owner."""
+WINDOWED = ("window", "window grads", "arrived", "group grads")
+"""State of which every worker that uses a key has its own.  Of "group grads" every replica group has its own: for these, who
+uses a key is a group of workers.  No copy leads from a worker's state to a group's, so no class has to say both.  All other rows
+have one owner."""
 
 
 def rows(batch: int) -> tuple[State, State]:

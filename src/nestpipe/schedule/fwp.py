@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nestpipe.schedule.action import Action, Name, act
-from nestpipe.schedule.boundary import boundary
+from nestpipe.schedule.boundary import boundary, summed
 from nestpipe.schedule.options import DEFAULT, Options
 
 
@@ -40,7 +40,7 @@ def window(batch: int, micro_batches: int, options: Options, opening: Sequence[A
         actions.append(act("grad", t, m, (("compute", t, m),), options))
         if m + ahead < count:
             actions.append(_embed(t, m + ahead, options))
-        actions.append(act("accumulate", t, m, (("grad", t, m),), options))
+        actions += summed(t, m, options)
     return [*actions, *boundary(t, count, options, opening)]
 
 

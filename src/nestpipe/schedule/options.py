@@ -23,6 +23,8 @@ class Workload:
     """Rows are on disk, so that `writeback` takes long."""
     evicts: bool = False
     """Sweeps evict rows."""
+    replicates: bool = False
+    """Several groups of workers hold all rows each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Options:
     which is then a third one beside those of the batch that computes and of the one that is retrieved."""
     evicts: bool
     """Rows are evicted, before any batch: the same ones under every schedule."""
+    replicates: bool = False
+    """Several groups of workers hold all rows each: owners of the same rows exchange their gradients in `replicate`."""
 
     @property
     def update_waits(self) -> bool:
@@ -70,6 +74,7 @@ def resolve(config: PipelineConfig, workload: Workload) -> Options:
         early_prepare=workload.host_computes if config.early_prepare is None else config.early_prepare,
         early_retrieve=retrieves_early if config.early_retrieve is None else config.early_retrieve,
         evicts=workload.evicts,
+        replicates=workload.replicates,
     )
 
 

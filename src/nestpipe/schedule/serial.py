@@ -9,8 +9,9 @@ from nestpipe.schedule.options import DEFAULT, Options
 def serial(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
     """The actions that step `step` of training issues: all of that batch, each waiting for the one before it."""
     names: list[Name] = [(stage, step, -1) for stage in ("load", "move", "route", "retrieve", "sync")]
+    replicate = ("replicate",) if options.replicates else ()
     for micro in range(micro_batches):
-        names += [(stage, step, micro) for stage in ("embed", "compute", "grad", "accumulate")]
+        names += [(stage, step, micro) for stage in ("embed", "compute", "grad", "accumulate", *replicate)]
     names += [("weight_grad", step, -1)] if options.defer_weight_grads else []
     names += [("reduce", step, bucket) for bucket in range(options.buckets)]
     names += [(stage, step, -1) for stage in ("agree", "step", "update", "writeback")]

@@ -20,6 +20,7 @@ LANE_COLOURS = {
     "route": "#997700",
     "storage": "#aa3377",
     "network": "#ee7733",
+    "replica": "#cc3311",
     "dense": "#009988",
     "update": "#228833",
     "writeback": "#cc6699",
@@ -79,6 +80,10 @@ def _grads(t: int) -> State:
     return ("grads", t)
 
 
+def _group_grads(t: int) -> State:
+    return ("group grads", t)
+
+
 def _window(t: int) -> State:
     return ("window", t)
 
@@ -125,6 +130,7 @@ def _retrieve(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
         *(sweep(t) if options.evicts else ()),
         *(Effect("copy", new, old, batches=(t,)) for old, new in zip(STORE, rows(t))),
         Effect("write", _grads(t), batches=(t,)),
+        *([Effect("write", _group_grads(t), batches=(t,))] if options.replicates else []),
         Effect("write", _window_grads(t), batches=(t,)),
     )
 
@@ -155,9 +161,19 @@ def _grad(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
 
 
 def _accumulate(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
+    """With replica groups, a worker's last use may lie anywhere between the first and the last use in its group."""
+    own = Effect("add", _group_grads(t), batches=(t,), use="used")
     return (
         Effect("read", _routes(t)),
         Effect("read", _arrived(t), batches=(t,), use="last"),
+        own if options.replicates else Effect("add", _grads(t), batches=(t,), use="last"),
+    )
+
+
+def _replicate(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
+    return (
+        Effect("read", _routes(t)),
+        Effect("read", _group_grads(t), batches=(t,), use="last"),
         Effect("add", _grads(t), batches=(t,), use="last"),
     )
 
@@ -220,6 +236,7 @@ STAGES: dict[str, Stage] = {
         Stage("compute", "compute", "micro-batch", "compute", 4, _compute),
         Stage("grad", "network", "micro-batch", "all2all", 2, _grad, white=0.5),
         Stage("accumulate", "update", "micro-batch", "lookup", 1, _accumulate, white=0.5),
+        Stage("replicate", "replica", "micro-batch", "all2all", 1, _replicate),
         Stage("weight_grad", "compute", "batch", "compute", 1, _weight_grad, white=0.35),
         Stage("reduce", "dense", "bucket", "dense", 1, _reduce),
         Stage("agree", "dense", "batch", "dense", 1, _agree, white=0.5),

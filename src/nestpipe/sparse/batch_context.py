@@ -41,6 +41,8 @@ class RowLists:
     """Places of the rows that `sync` copies: in the buffer of the batch before, and here."""
     two_before: tuple[Array, Array]
     """Places of the rows that `retrieve` copies: in the buffer of the batch before that, and here."""
+    replica_rows: Array
+    """`ReplicaPlan.rows`; empty without replicas."""
 
 
 @dataclass

@@ -26,7 +26,10 @@ class BufferLimit(NestPipeError, MemoryError):
 
 
 class RowBuffer:
-    """Values, state and summed gradients of a batch's owned rows in one group, one row per unique key."""
+    """Values, state and summed gradients of a batch's owned rows in one group, one row per unique key.
+
+    With replicas, `group_grads` are summed over the own shard group and `grads` over all; without, they are the same memory.
+    """
 
     def __init__(self, pool: BufferPool, capacity: int) -> None:
         group = pool.group
@@ -34,6 +37,8 @@ class RowBuffer:
         self._values = pool.device.allocate((capacity, group.dim), group.dtype)
         self._state = pool.device.allocate((capacity, group.state_width), group.dtype)
         self._grads = pool.device.allocate((capacity, group.dim), group.dtype)
+        alone = not pool.replicated
+        self._group_grads = self._grads if alone else pool.device.allocate((capacity, group.dim), group.dtype)
         self.holders = 0
         self.releases: list[Mark] = []
         """What still ran on a device when a stage released this buffer."""
@@ -45,6 +50,7 @@ class RowBuffer:
 
     def use(self, rows: int) -> None:
         self.values, self.state, self.grads = self._values[:rows], self._state[:rows], self._grads[:rows]
+        self.group_grads = self.grads if self._group_grads is self._grads else self._group_grads[:rows]
 
     def release(self) -> None:
         """One of the stages that read this buffer is done with it.  After the last one the buffer is reused."""
@@ -58,9 +64,9 @@ class RowBuffer:
 class BufferPool:
     """The buffers of one group.  Safe from any lane."""
 
-    def __init__(self, group: TableGroup, device: Device) -> None:
-        self.group, self.device = group, device
-        self.row_bytes = (2 * group.dim + group.state_width) * group.dtype.itemsize
+    def __init__(self, group: TableGroup, device: Device, replicated: bool = False) -> None:
+        self.group, self.device, self.replicated = group, device, replicated
+        self.row_bytes = ((3 if replicated else 2) * group.dim + group.state_width) * group.dtype.itemsize
         self._free: list[RowBuffer] = []
         self._lock = threading.Lock()
         self._recent: deque[int] = deque(maxlen=MEMORY)
@@ -115,8 +121,10 @@ class BufferPool:
 class Buffers:
     """The pools of all groups under one limit."""
 
-    def __init__(self, groups: list[TableGroup], limit: int | None, device: Device, batches: int = 2) -> None:
-        self.pools = [BufferPool(group, device) for group in groups]
+    def __init__(
+        self, groups: list[TableGroup], limit: int | None, device: Device, batches: int = 2, replicated: bool = False
+    ) -> None:
+        self.pools = [BufferPool(group, device, replicated) for group in groups]
         self.limit = limit
         self.batches = batches
         """Batches that hold buffers at the same time; the limit is for all of them."""

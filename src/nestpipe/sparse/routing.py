@@ -3,12 +3,12 @@ rows.
 
 There are two messages per batch and pair of workers, whatever the number of tables: a header of fixed size (loss terms,
 samples, time, keys per group and micro-batch), and the keys, each tagged with its table and the micro-batch of its last
-use.
+use.  They stay inside the shard group.  Where there are several, owners then tell their replicas (`replicas`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,13 +16,15 @@ import torch
 from nestpipe.comm.exchange import Exchange
 from nestpipe.keys.dedup import dedup_pairs
 from nestpipe.keys.window import Window, order_by, sizes_of
-
-_TABLE_BITS = 16
+from nestpipe.sparse.replicas import Counted, OwnedKeys, ReplicaPlan, pack, tell_replicas, unpack, untag, words_of
 
 
 @dataclass(frozen=True)
 class OwnerPlan:
-    """What this worker serves as owner of one group in one batch: R unique rows, and who needs them when."""
+    """What this worker serves as owner of one group in one batch: R unique rows, and who needs them when.
+
+    With replicas, the rows are those that any shard group touches; who needs them is asked inside the own one.
+    """
 
     tables: np.ndarray
     keys: np.ndarray
@@ -37,6 +39,7 @@ class OwnerPlan:
     embed_sizes: list[list[int]]
     """[N][W]: rows of each (micro-batch, requester) in embed_rows."""
     grad_sizes: list[list[int]]
+    replicas: ReplicaPlan | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -61,9 +64,18 @@ class Routes:
 
 
 def route(
-    windows: list[Window], terms: float, samples: int, micros: int, exchange: Exchange, seconds: float = 0.0
+    windows: list[Window],
+    terms: float,
+    samples: int,
+    micros: int,
+    exchange: Exchange,
+    seconds: float = 0.0,
+    replicas: Exchange | None = None,
 ) -> Routes:
-    """Exchanges headers, then keys, with all workers.  A worker without data takes part with empty windows."""
+    """Exchanges headers, then keys, inside the shard group, and then with replicas, if there are any.
+
+    A worker without data takes part with empty windows.
+    """
     world = exchange.world
     headers_out = _headers(windows, terms, samples, seconds, micros, world.size)
     headers_in = torch.empty_like(headers_out)
@@ -72,19 +84,32 @@ def route(
     # counts[s, g, m]: keys of group g that worker s needs from this worker, first used in m
     counts = headers_in[:, _COUNTS:].reshape(world.size, len(windows), micros).numpy()
     messages_out = [_message(windows, owner, micros) for owner in range(world.size)]
-    messages_in = [torch.empty(int(_words(counts[s].sum(1)).sum()), dtype=torch.int64) for s in range(world.size)]
+    messages_in = [torch.empty(int(words_of(counts[s].sum(1)).sum()), dtype=torch.int64) for s in range(world.size)]
     messages_in[world.rank] = messages_out[world.rank]
     exchange.exchange([[m] for m in messages_out], [[m] for m in messages_in])
     owned = [_owner_plan(group, messages_in, counts, micros) for group in range(len(windows))]
     samples_of = headers_in[:, 1]
-    return Routes(
-        windows,
-        owned,
+    counted = Counted(
         terms=float(headers_in[:, 0].contiguous().view(torch.float64).sum()),
         samples=int(samples_of.clamp(min=0).sum()),
         ended=bool((samples_of == NO_DATA).all()),
         seconds=float(headers_in[0, 2:3].view(torch.float64)),
     )
+    if replicas is not None and replicas.world.size > 1:
+        asked = [OwnedKeys(plan.tables, plan.keys, _last_uses(plan, micros)) for plan in owned]
+        unions, counted = tell_replicas(asked, counted, micros, replicas)
+        owned = [
+            replace(
+                plan,
+                tables=union.tables,
+                keys=union.keys,
+                embed_rows=union.own_rows[plan.embed_rows],
+                grad_rows=union.own_rows[plan.grad_rows],
+                replicas=union.plan,
+            )
+            for plan, union in zip(owned, unions)
+        ]
+    return Routes(windows, owned, counted.terms, counted.samples, counted.ended, counted.seconds)
 
 
 NO_DATA, REFUSED = -1, -2
@@ -108,40 +133,22 @@ def _headers(
     return torch.from_numpy(headers)
 
 
-def _words(keys: np.ndarray) -> np.ndarray:
-    """int64 words of a message with this many keys: one per key, and half a word for its tag."""
-    return keys + (keys + 1) // 2
-
-
 def _message(windows: list[Window], owner: int, micros: int) -> torch.Tensor:
     """Per group: the keys, micro-batch by micro-batch, then their tags."""
     parts: list[np.ndarray] = [np.empty(0, np.int64)]  # a model may have no tables
     for window in windows:
         ranges = [window.first_range(m, owner) for m in range(micros)]
         keys = np.concatenate([window.keys[start:stop] for start, stop in ranges])
-        tags = np.zeros(len(keys) + len(keys) % 2, np.int32)
-        tags[: len(keys)] = np.concatenate([window.tables[start:stop] for start, stop in ranges])
-        last = np.concatenate([window.last[start:stop] for start, stop in ranges])
-        tags[: len(keys)] |= last << _TABLE_BITS
-        parts += [keys, tags.view(np.int64)]
+        tables = np.concatenate([window.tables[start:stop] for start, stop in ranges])
+        parts += pack(tables, keys, np.concatenate([window.last[start:stop] for start, stop in ranges]))
     return torch.from_numpy(np.concatenate(parts))
 
 
 def _owner_plan(group: int, messages: list[torch.Tensor], counts: np.ndarray, micros: int) -> OwnerPlan:
     workers = len(messages)
-    keys: list[np.ndarray] = []
-    tags: list[np.ndarray] = []
-    for s, message in enumerate(messages):
-        per_group = counts[s].sum(1)
-        start = int(_words(per_group[:group]).sum())
-        n = int(per_group[group])
-        words = message.numpy()
-        keys.append(words[start : start + n])
-        tags.append(words[start + n : start + n + (n + 1) // 2].view(np.int32)[:n])
-    tag = np.concatenate(tags)
-    tables = (tag & ((1 << _TABLE_BITS) - 1)).astype(np.uint16)
-    last = tag >> _TABLE_BITS
-    unique_tables, unique_keys, rows = dedup_pairs(tables, np.concatenate(keys))
+    found = [unpack(message.numpy(), counts[s].sum(1), group) for s, message in enumerate(messages)]
+    tables, last = untag(np.concatenate([tags for _, tags in found]))
+    unique_tables, unique_keys, rows = dedup_pairs(tables, np.concatenate([keys for keys, _ in found]))
     received = counts[:, group, :]
     requesters = np.repeat(np.arange(workers, dtype=np.int32), received.sum(1))
     first = np.repeat(np.tile(np.arange(micros, dtype=np.int32), workers), received.reshape(-1))
@@ -157,3 +164,12 @@ def _owner_plan(group: int, messages: list[torch.Tensor], counts: np.ndarray, mi
         sizes_of(embed_ends),
         sizes_of(grad_ends),
     )
+
+
+def _last_uses(plan: OwnerPlan, micros: int) -> np.ndarray:
+    """Per row: the last micro-batch in which any worker of this shard group uses it."""
+    in_micro = np.array([sum(sizes) for sizes in plan.grad_sizes], np.int64)
+    last = np.zeros(len(plan), np.int32)
+    # Of a row's entries the last one stays.
+    last[plan.grad_rows] = np.repeat(np.arange(micros, dtype=np.int32), in_micro)
+    return last

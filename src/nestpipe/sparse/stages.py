@@ -1,7 +1,8 @@
-"""The sparse stages: route, retrieve, sync, embed, grad, accumulate, update, writeback.
+"""The sparse stages: route, retrieve, sync, embed, grad, accumulate, replicate, update, writeback.
 
 Each method does one stage of one batch.  All state of a batch is in its `BatchContext`; only the tables outlive it.
-Sums run in one fixed order (micro-batch, then worker, then place), so every schedule adds in the same order.
+Sums run in one fixed order (micro-batch, then worker, then place), so every schedule adds in the same order.  Sums of shard
+groups are added in one fixed order, too (micro-batch, then group), so replicas stay equal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from nestpipe.comm.exchange import Exchange, Traffic, Transfer
+from nestpipe.comm.exchange import Exchange, Shared, Traffic, Transfer
+from nestpipe.comm.topology import Topology, one_group, sent_inside
 from nestpipe.comm.world import World
 from nestpipe.data.batch import Batch
 from nestpipe.data.jagged import KeyedJaggedTensor
@@ -23,7 +25,7 @@ from nestpipe.device.host import HostDevice
 from nestpipe.device.sim.disjoint import disjoint
 from nestpipe.keys.dedup import intersect_pairs
 from nestpipe.keys.index import Found
-from nestpipe.keys.window import Window, micro_run, plan_window
+from nestpipe.keys.window import Window, micro_run, plan_window, run_of
 from nestpipe.nn.lookups import GroupLookups
 from nestpipe.ops import rows
 from nestpipe.ops.pooling import WINDOW_GRADS
@@ -31,7 +33,7 @@ from nestpipe.sparse.batch_context import BatchContext, RowLists
 from nestpipe.sparse.buffers import Buffers, RowBuffer
 from nestpipe.sparse.eviction_state import eviction_state, restore_evictors
 from nestpipe.sparse.evictor import Evicted, Evictor
-from nestpipe.sparse.routing import NO_DATA, REFUSED, Routes, route
+from nestpipe.sparse.routing import NO_DATA, REFUSED, OwnerPlan, Routes, route
 from nestpipe.sparse.staleness import Ledger
 from nestpipe.sparse.view import MicroBatchView
 from nestpipe.sparse.window_buffer import WindowBuffer, window_bytes
@@ -48,8 +50,17 @@ class RowExchange(Protocol):
     def exchange_rows(self, transfers: Sequence[Transfer]) -> None: ...
 
 
+class ReplicaExchange(Protocol):
+    """How gradients travel between replicas."""
+
+    def share_rows(self, shared: Sequence[Shared]) -> None: ...
+
+
 class SparseStages:
-    """The sparse side of one worker: its shard of every table group, and its exchanges with the other workers."""
+    """The sparse side of one worker: its shard of every table group, and its exchanges with the other workers.
+
+    Rows travel inside `shard`, the workers that hold all rows among them; `replicas` own the same rows in other such groups.
+    """
 
     def __init__(
         self,
@@ -57,8 +68,10 @@ class SparseStages:
         lookups: Sequence[GroupLookups],
         seed: int,
         *,
+        topology: Topology | None = None,
         device: Device | None = None,
         row_exchange: RowExchange | None = None,
+        replica_exchange: ReplicaExchange | None = None,
         tier: DiskTier | None = None,
         buffer_limit: int | None = None,
         window_limit: int | None = None,
@@ -66,6 +79,9 @@ class SparseStages:
         traffic: Traffic | None = None,
     ) -> None:
         self.world = world
+        topology = topology or one_group(world)
+        self.shard, self.replicas = topology.shard, topology.replicas
+        replicated = self.replicas.size > 1
         self.window_limit = window_limit
         """Bytes of windows of the two batches in flight; above it, a batch is deduplicated per micro-batch."""
         self.windows_by_micro = 0
@@ -79,12 +95,13 @@ class SparseStages:
         self.now: Callable[[], float] = lambda: self._seconds_before + time.monotonic() - began
         """Seconds of training.  Only the value on worker 0 matters."""
         self.evictors = [
-            Evictor(group, world.size, self.clock) if group.eviction is not None else None for group in self.groups
+            Evictor(group, self.shard.size, self.clock) if group.eviction is not None else None for group in self.groups
         ]
         """Per group; None without an eviction policy."""
         self._host = HostDevice()
         self.device: Device = device or self._host
-        self.buffers = Buffers(self.groups, buffer_limit, self.device, batches=3 if buffer_readers == 3 else 2)
+        batches = 3 if buffer_readers == 3 else 2
+        self.buffers = Buffers(self.groups, buffer_limit, self.device, batches, replicated)
         self._side_buffers = self.buffers if self.device is self._host else Buffers(self.groups, None, self._host)
         """For lookups outside the schedule: the host does them, whatever the device."""
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
@@ -94,9 +111,11 @@ class SparseStages:
         self.before_lookup: Callable[[], None] = lambda: None
         """Called before a lookup outside the schedule.  Waits until the last step is in the tables."""
         self.traffic = traffic or Traffic()
-        self._route_exchange = Exchange(world, "route", self.traffic)
-        self._row_exchange: RowExchange = row_exchange or Exchange(world, "network", self.traffic)
-        self._side_exchange = Exchange(world, "metrics")
+        self._route_exchange = Exchange(self.shard, "route", self.traffic)
+        self._tell_exchange = Exchange(self.replicas, "route", self.traffic)
+        self._row_exchange: RowExchange = row_exchange or Exchange(self.shard, "network", self.traffic)
+        self._replica_exchange: ReplicaExchange = replica_exchange or Exchange(self.replicas, "replica", self.traffic)
+        self._side_exchange = Exchange(self.shard, "metrics")
         """For lookups outside the schedule, which may run while its lanes use the other exchanges."""
 
     def plan(self, context: BatchContext) -> None:
@@ -107,24 +126,28 @@ class SparseStages:
         """
         micros = context.micros
         if not context.has_data:
-            context.planned = [_nothing(context.micro_batches, self.world.size)] * len(self.groups)
+            context.planned = [_nothing(context.micro_batches, self.shard.size)] * len(self.groups)
             context.ends = [np.zeros((0, 0), np.int64)] * len(self.groups)
             return
-        plans = [lookups.plan(micros, self.world.size) for lookups in self.lookups]
+        plans = [lookups.plan(micros, self.shard.size) for lookups in self.lookups]
         if self.window_limit is not None and len(micros) > 1:
             needed = 2 * sum(window_bytes(window, group) for (window, _), group in zip(plans, self.groups))
             if needed > self.window_limit:
-                plans = [lookups.plan(micros, self.world.size, by_micro=True) for lookups in self.lookups]
+                plans = [lookups.plan(micros, self.shard.size, by_micro=True) for lookups in self.lookups]
         context.planned, context.ends = [window for window, _ in plans], [ends for _, ends in plans]
 
     def route(self, context: BatchContext, exchange: Exchange | None = None) -> None:
-        """Sends the planned keys to their owners.  Afterwards the context knows whether the data has ended."""
+        """Sends the planned keys to their owners.  Afterwards the context knows whether the data has ended.
+
+        Another `exchange` is for a lookup outside the schedule, which changes no row: it tells the replicas nothing.
+        """
         samples = (
             sum(len(m) for m in context.micros) if context.has_data else NO_DATA if context.refused is None else REFUSED
         )
         terms = sum(m.terms() for m in context.micros)
+        replicas = self._tell_exchange if exchange is None else None
         exchange = exchange or self._route_exchange
-        context.routes = route(context.planned, terms, samples, context.micro_batches, exchange, self.now())
+        context.routes = route(context.planned, terms, samples, context.micro_batches, exchange, self.now(), replicas)
         context.planned = []
 
     def retrieve(self, context: BatchContext) -> None:
@@ -149,6 +172,8 @@ class SparseStages:
             self.ledger.poison(context)
         for buffer in context.buffers:
             rows.zero(buffer.grads)
+            if buffer.group_grads is not buffer.grads:
+                rows.zero(buffer.group_grads)
         self._make_windows(context)
 
     def _upload_lists(self, context: BatchContext, from_two_before: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
@@ -158,10 +183,18 @@ class SparseStages:
         arrays = [
             array
             for plan, window, pair, old in zip(routes.owned, routes.windows, shared, from_two_before)
-            for array in (plan.embed_rows, plan.grad_rows, window.last_order, window.inverse, *pair, *old)
+            for array in (
+                plan.embed_rows,
+                plan.grad_rows,
+                window.last_order,
+                window.inverse,
+                *pair,
+                *old,
+                _replica_rows(plan),
+            )
         ]
-        there = self.device.upload(arrays, "network", "update", "compute")
-        context.lists = [_lists(there[at : at + 8]) for at in range(0, len(there), 8)]
+        there = self.device.upload(arrays, "network", "replica", "update", "compute")
+        context.lists = [_lists(there[at : at + 9]) for at in range(0, len(there), 9)]
 
     def _read(self, context: BatchContext, g: int, from_two_before: np.ndarray) -> Found:
         """Reads the rows of one group from the store, except those that come from other batches' buffers."""
@@ -234,12 +267,12 @@ class SparseStages:
             leaving = self._leaving(arriving, end - first, buffer, device)
             rows.gather(buffer.values, lists.embed_rows[first:end], leaving)
             transfers.append(Transfer(leaving, arriving, plan.embed_sizes[micro], window.first_sizes[micro]))
-        if self.world.size > 1:
+        if self.shard.size > 1:
             exchange.exchange_rows(transfers)
 
     def _leaving(self, arriving: Array, count: int, buffer: RowBuffer, device: Device) -> Array:
         """Memory for rows that are to be sent.  A single worker has nothing to send: they are gathered where they go."""
-        if self.world.size == 1:
+        if self.shard.size == 1:
             return arriving
         return device.empty((count, buffer.group.dim), buffer.group.dtype)
 
@@ -259,21 +292,43 @@ class SparseStages:
                 rows.gather(part.grads, order - part.begin if part.begin else order, leaving)
             transfers.append(Transfer(leaving, arriving, window.last_sizes[micro], plan.grad_sizes[micro]))
             memory.close(micro)
-        if self.world.size > 1:
+        if self.shard.size > 1:
             self._row_exchange.exchange_rows(transfers)
         context.arrived[micro] = [transfer.receive for transfer in transfers]
 
     def accumulate(self, context: BatchContext, micro: int) -> None:
-        """Adds the gradients that arrived with `micro` to the owner's sums, worker after worker.
-
-        The last micro-batch also computes their sum of squares, because all workers wait for `agree`, which needs it.
-        """
+        """Adds the gradients that arrived with `micro` to the owner's sums, worker after worker."""
         arrived, plans = context.arrived.pop(micro), _routes(context).owned
         for buffer, plan, gradients, lists in zip(context.buffers, plans, arrived, context.lists):
             first, end = micro_run(plan.grad_ends, micro)
-            rows.add_rows(gradients, lists.grad_rows[first:end], buffer.grads)
+            rows.add_rows(gradients, lists.grad_rows[first:end], buffer.group_grads)
+        if self.replicas.size == 1:
+            self._sum_squares(context, micro)
+
+    def replicate(self, context: BatchContext, micro: int) -> None:
+        """Sends the group's sums of rows that it uses last in `micro` to the replicas, and adds those of all groups, group after
+        group, whichever came first.
+        """
+        routes, shared = _routes(context), []
+        for buffer, plan, lists in zip(context.buffers, routes.owned, context.lists):
+            assert plan.replicas is not None
+            first, end = micro_run(plan.replicas.ends, micro)
+            start, stop = run_of(plan.replicas.ends, micro, self.replicas.rank)
+            sums = self.device.empty((end - first, buffer.group.dim), buffer.group.dtype)
+            rows.gather(buffer.group_grads, lists.replica_rows[start:stop], sums[start - first : stop - first])
+            shared.append(Shared(sums, plan.replicas.sizes[micro]))
+        self._replica_exchange.share_rows(shared)
+        for buffer, plan, lists, one in zip(context.buffers, routes.owned, context.lists, shared):
+            assert plan.replicas is not None
+            first, end = micro_run(plan.replicas.ends, micro)
+            rows.add_rows(one.rows, lists.replica_rows[first:end], buffer.grads)
+        self._sum_squares(context, micro)
+
+    def _sum_squares(self, context: BatchContext, micro: int) -> None:
+        """After the last micro-batch, because all workers wait for `agree`, which needs it.  Of replicas one counts."""
         if micro == context.micro_batches - 1:
-            context.row_squares = [rows.sum_of_squares(buffer.grads) for buffer in context.buffers]
+            counts = self.replicas.counts
+            context.row_squares = [rows.sum_of_squares(b.grads) if counts else 0.0 for b in context.buffers]
 
     def scale(self, context: BatchContext, factor: float) -> None:
         for buffer in context.buffers:
@@ -371,15 +426,24 @@ class SparseStages:
             **({"device": of_device} if (of_device := self.device.figures()) else {}),
             "windows_by_micro": self.windows_by_micro,
             "bytes_sent": self.traffic.bytes_sent,
+            **self._between_groups(),
             "evicted": self.evicted(),
         }
         if self.ledger is not None:
             figures["reads_verified"] = self.ledger.verified
         return figures
 
-    def use_row_exchange(self, exchange: RowExchange) -> None:
-        """Rows and their gradients travel by another exchange from now on."""
-        self._row_exchange = exchange
+    def _between_groups(self) -> dict[str, Any]:
+        """With replicas: the size of a shard group, how many there are, and what of `bytes_sent` went to the own one."""
+        if self.replicas.size == 1:
+            return {}
+        inside, between = sent_inside(self.shard, self.traffic.by_rank())
+        sent = {"bytes_sent_inside_group": inside, "bytes_sent_to_other_groups": between}
+        return {"group_size": self.shard.size, "groups": self.replicas.size, **sent}
+
+    def use_row_exchange(self, exchange: RowExchange, between: ReplicaExchange) -> None:
+        """Rows and their gradients travel by other exchanges from now on: inside the shard group, and between replicas."""
+        self._row_exchange, self._replica_exchange = exchange, between
 
     def take_evicted(self) -> list[Evicted]:
         """The keys evicted on this worker since the last call.  Until taken, they cost 8 bytes each."""
@@ -422,7 +486,7 @@ class SparseStages:
             store.retrieve(plan.tables, plan.keys, buffer.values, buffer.state)
         none = (_NOWHERE, _NOWHERE)
         context.lists = [
-            RowLists(plan.embed_rows, plan.grad_rows, window.last_order, window.inverse, none, none)
+            RowLists(plan.embed_rows, plan.grad_rows, window.last_order, window.inverse, none, none, _NOWHERE)
             for plan, window in zip(routes.owned, routes.windows)
         ]
         context.windows = [WindowBuffer(window, group, host) for window, group in zip(routes.windows, self.groups)]
@@ -439,14 +503,14 @@ class SparseStages:
         if keys.ndim != 1 or not (keys.size == 0 or np.issubdtype(keys.dtype, np.integer)):
             raise ValueError(f"rows takes a 1-D array of integer keys, not {keys.dtype} of shape {keys.shape}")
         group, number = self.place_of(table)
-        windows = [_nothing(1, self.world.size) for _ in self.groups]
+        windows = [_nothing(1, self.shard.size) for _ in self.groups]
         windows[group] = plan_window(
             np.ascontiguousarray(keys, np.int64),
             np.array([len(keys)]),
             np.array([number], np.uint16),
             np.zeros(1, np.int32),
             1,
-            self.world.size,
+            self.shard.size,
         )
         context = BatchContext(-1, has_data=True)
         context.routes = route(windows, 0.0, 0, 1, self._side_exchange)
@@ -464,7 +528,11 @@ class SparseStages:
 
 
 def _lists(of: Sequence[Array]) -> RowLists:
-    return RowLists(of[0], of[1], of[2], of[3], (of[4], of[5]), (of[6], of[7]))
+    return RowLists(of[0], of[1], of[2], of[3], (of[4], of[5]), (of[6], of[7]), of[8])
+
+
+def _replica_rows(plan: OwnerPlan) -> np.ndarray:
+    return _NOWHERE if plan.replicas is None else plan.replicas.rows
 
 
 def _copy_rows(old: RowBuffer, new: RowBuffer, places: tuple[Array, Array]) -> None:

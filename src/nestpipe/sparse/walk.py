@@ -1,4 +1,4 @@
-"""Walks over all rows of a table, on all workers, in ascending order of keys, with bounded memory."""
+"""Walks over all rows of a table, on all workers of a shard group, in ascending order of keys, with bounded memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nestpipe.comm.exchange import Exchange
-from nestpipe.comm.world import World
+from nestpipe.comm.members import Members
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Keys [n], values [n, D], state [n, S]."""
@@ -23,13 +23,14 @@ class ByTable(Protocol):
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
 
 
-def walk(world: World, store: ByTable, number: int, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
-    """Yields the rows of table `number` of a store by ascending key on worker 0, nothing elsewhere.  All workers join.
+def walk(shard: Members, store: ByTable, number: int, chunk_rows: int = 1 << 16) -> Iterator[Rows]:
+    """Yields the rows of table `number` of a store by ascending key on the first worker of the shard group, nothing elsewhere.
+    All workers of the group join.
 
     In every round each worker proposes the key of its `chunk_rows`-th next row.  All send their rows up to the lowest
     of these keys, so no worker sends more than `chunk_rows` rows at a time.
     """
-    exchange = Exchange(world, "metrics")
+    exchange = Exchange(shard, "metrics")
     keys, slots = store.rows_of(number)
     at = 0
     last = np.iinfo(np.int64).max

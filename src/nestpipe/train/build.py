@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from nestpipe.comm.exchange import Exchange
+from nestpipe.comm.topology import group_size
 from nestpipe.comm.world import World
 from nestpipe.config.dense import DenseConfig
+from nestpipe.config.pipeline import HOST
 from nestpipe.config.recipe import Recipe
 from nestpipe.config.tables import TablesConfig
 from nestpipe.data.own import check_source
@@ -152,7 +154,14 @@ def recipe_options(recipe: Recipe) -> Options:
     parameters = deferred.parameters if deferred is not None else []
     dense = DenseReplica(model.named_parameters(), Exchange(World.single(), "dense"), parameters)
     on_disk, clips = recipe.tables.disk_path is not None, recipe.train.clip_norm is not None
-    return resolve(recipe.pipeline, workload_of(model, dense, deferred, clips=clips, on_disk=on_disk))
+    workers = recipe.train.workers
+    # On one host there is one group, but who asks for groups of hosts means several.
+    wanted = recipe.pipeline.group_size
+    replicates = wanted == HOST or group_size(wanted, workers) < workers
+    return resolve(
+        recipe.pipeline,
+        workload_of(model, dense, deferred, clips=clips, on_disk=on_disk, replicates=replicates),
+    )
 
 
 def disk_tier(section: TablesConfig) -> DiskTier | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nestpipe.checkpoint.replicas import compare_replicas
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.sparse.walk import walk
 
@@ -19,8 +20,12 @@ VERSION = b"nestpipe-digest-1\0"
 
 
 def digest(pipeline: TrainPipeline) -> str:
-    """In hex, on every worker.  All workers call it together, between two steps."""
+    """In hex, on every worker.  All workers call it together, between two steps.
+
+    Replicas are compared first (ReplicasDiffer), and each row counts once.
+    """
     pipeline.settle()
+    compare_replicas(pipeline, f"after step {pipeline.next_batch}")
     sha = hashlib.sha256(VERSION)
     tables = [(t.name, number, store) for store in pipeline.stores for number, t in enumerate(store.group.tables)]
     for name, number, store in sorted(tables, key=lambda table: table[0]):
@@ -31,7 +36,7 @@ def digest(pipeline: TrainPipeline) -> str:
         )
         sha.update(np.array([group.dim, group.optimizer_width], "<u8").tobytes())
         rows = 0
-        for keys, values, state in walk(pipeline.world, store, number):
+        for keys, values, state in walk(pipeline.topology.shard, store, number):
             row = np.dtype([("key", "<i8"), ("values", f"<f{group.dtype.itemsize}", (group.dim,)),
                             ("state", f"<f{group.dtype.itemsize}", (group.optimizer_width,)),
                             ("life", "<i8", (2 if lives else 0,))])  # fmt: skip
@@ -47,7 +52,7 @@ def digest(pipeline: TrainPipeline) -> str:
         if lives:
             waiting = 0
             frequencies = store.frequencies
-            for keys, life, _ in walk(pipeline.world, frequencies, number) if frequencies is not None else ():
+            for keys, life, _ in walk(pipeline.topology.shard, frequencies, number) if frequencies is not None else ():
                 sha.update(np.column_stack([keys, life]).astype("<i8").tobytes())
                 waiting += len(keys)
             sha.update(np.array([waiting], "<u8").tobytes())
@@ -55,7 +60,7 @@ def digest(pipeline: TrainPipeline) -> str:
         sha.update(b"dense\0" + name.encode() + b"\0" + str(tensor.dtype).removeprefix("torch.").encode() + b"\0")
         sha.update(np.array([tensor.dim(), *tensor.shape], "<u8").tobytes())
         sha.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    # Only worker 0 has seen the rows; the others take its word.
+    # Only the first worker of a group has seen the rows; all take the word of worker 0.
     result = torch.frombuffer(bytearray(sha.digest()), dtype=torch.uint8)
     if pipeline.world.size > 1:
         dist.broadcast(result, 0, group=pipeline.world.groups["metrics"])

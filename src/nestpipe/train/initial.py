@@ -8,10 +8,11 @@ import numpy as np
 
 from nestpipe.checkpoint.places import place_at
 from nestpipe.checkpoint.plain_file import Place
+from nestpipe.checkpoint.replicas import topology_of
 from nestpipe.checkpoint.train_state import TrainState
 from nestpipe.checkpoint.vector_files import VectorsError, read_vectors
-from nestpipe.comm.world import World
-from nestpipe.keys import dedup, owners_of
+from nestpipe.comm.topology import ShardGroup
+from nestpipe.keys import dedup
 from nestpipe.tables.keyed import KeyedRows
 
 
@@ -25,14 +26,14 @@ def read_initial(state: TrainState, files: Mapping[str, str]) -> None:
         if table not in places:
             raise VectorsError(f"tables.initial.{table}: the model has no table {table!r}; it has {', '.join(places)}")
     for table, file in files.items():
-        _read_table(state.world, *places[table], place_at(file))
+        _read_table(topology_of(state).shard, *places[table], place_at(file))
 
 
-def _read_table(world: World, store: KeyedRows, number: int, path: Place) -> None:
+def _read_table(shard: ShardGroup, store: KeyedRows, number: int, path: Place) -> None:
     group = store.group
     for keys, vectors in read_vectors(path, group.dim, group.dtype):
         tables = np.full(len(keys), number, np.uint16)
-        mine = np.flatnonzero(owners_of(tables, keys, world.size) == world.rank)
+        mine = np.flatnonzero(shard.owns(tables, keys))
         tables, keys, vectors = tables[mine], keys[mine], vectors[mine]
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nestpipe.comm.consistency import gather_counts, sum_over_workers
+from nestpipe.comm.consistency import gather_counts
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped
 from nestpipe.models.next_item import NextItemModel
@@ -35,7 +35,7 @@ def summarise(
         "digest": digest(pipeline),
         "seed": recipe.train.seed,
         **pipeline.figures(),
-        "evicted": sum_over_workers(world, pipeline.evicted()),
+        "evicted": pipeline.total_evicted(),
         "ttl_horizons": [list(pair) for pair in pipeline.ttl_horizons() if pair[0] < pipeline.next_batch],
         "stages": stages,
         "step_ms": sum(stage["exposed_ms"] for stage in stages.values()),

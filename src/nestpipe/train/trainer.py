@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nestpipe.comm.consistency import check_consistent, sum_over_workers
+from nestpipe.comm.consistency import check_consistent
 from nestpipe.comm.world import World
 from nestpipe.config.own_class import is_own
 from nestpipe.config.recipe import Recipe
@@ -184,15 +184,21 @@ class Trainer:
         for choice in self.pipeline.new_choices():
             self.directory.log({"step": step, "micro_batches": choice.micro_batches, "why": str(choice)})
             self.display.say(str(choice))
-        self.evicted.append(self.pipeline.take_evicted())
+        self._write_evicted()
         for news in self.skipped.news():
             self.directory.log({"step": step, "skipped": news})
             self.display.say(news)
         self.trimmer.maybe_trim()  # before memory is measured: what the run needs, not what malloc kept lately
         if step % self.recipe.train.log_every == 0:
             line = {"step": step, **self.pace.window(self.world), "memory": memory_of(self.pipeline)}
-            evicted = sum_over_workers(self.world, self.pipeline.figures()["evicted"])
+            evicted = self.pipeline.total_evicted()
             self.directory.log({**line, "evicted": evicted} if evicted else line)
+
+    def _write_evicted(self) -> None:
+        """Replicas evict the same keys: one of them writes."""
+        evicted = self.pipeline.take_evicted()
+        if self.pipeline.topology.replicas.counts:
+            self.evicted.append(evicted)
 
     def evaluate_if_due(self) -> None:
         if self.recipe.eval.every and self.pace.steps % self.recipe.eval.every == 0:
@@ -223,7 +229,7 @@ class Trainer:
         """Writes the summary and the trace, and frees everything."""
         self.pipeline.settle()  # before the stream ends: a lane may be waiting for its next batch
         self.stream.close()
-        self.evicted.append(self.pipeline.take_evicted())
+        self._write_evicted()
         run = str(self.directory.path)
         if self.stopped:
             self.pipeline.close()

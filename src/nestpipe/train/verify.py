@@ -14,10 +14,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nestpipe.checkpoint.replicas import compare_replicas
+from nestpipe.comm.consistency import sum_over_workers
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.tables.eviction.frequency import FrequencyTable
+from nestpipe.tables.keyed import KeyedRows
 from nestpipe.train.build import make_pipeline, open_source, prepare_data
 from nestpipe.train.digest import dense_state
 from nestpipe.train.simulated import SimulatedOrders
@@ -88,9 +91,9 @@ def verify(
         recipe = replace(recipe, tables=replace(recipe.tables, ttl_horizons=horizons))
     serial = _run(_with(recipe, "serial"), steps, world, tell_of(1, "serial"))
     compared = {
-        "rows": _total(world, sum(len(store) for store in serial.pipeline.stores)),
-        "state": _total(world, sum(len(s) * s.group.optimizer_width for s in serial.pipeline.stores)),
-        "evicted": _total(world, sum(serial.pipeline.evicted().values())),
+        "rows": _total(serial, lambda store: len(store)),
+        "state": _total(serial, lambda store: len(store) * store.group.optimizer_width),
+        "evicted": sum(serial.pipeline.total_evicted().values()),
         "dense": sum(1 for _ in dense_state(serial.pipeline)),
         "losses": len(serial.losses),
     }
@@ -109,6 +112,7 @@ def verify(
         "equal": difference is None,
         "schedule": schedule,
         "workers": world.size,
+        **({"group_size": size} if (size := serial.pipeline.topology.shard.size) < world.size else {}),
         "micro_batches": chosen[0][1] if len(chosen) == 1 else chosen,
         "steps": len(serial.losses),
         "compared": compared,
@@ -145,6 +149,7 @@ def _run(
     if simulated is not None:
         simulated.note()
     stream.close()
+    compare_replicas(pipeline, f"after {len(losses)} steps of {recipe.pipeline.schedule}")
     return Run(pipeline, losses, {(e.table, e.batch): e.keys for e in pipeline.take_evicted()})
 
 
@@ -257,11 +262,11 @@ def _dense_difference(serial: Run, other: Run) -> Difference | None:
     return None
 
 
-def _total(world: World, count: int) -> int:
-    total = torch.tensor([count])
-    if world.size > 1:
-        dist.all_reduce(total, group=world.groups["metrics"])
-    return int(total)
+def _total(run: Run, count: Callable[[KeyedRows], int]) -> int:
+    """Over the stores of all workers, those of replicas once."""
+    pipeline = run.pipeline
+    mine = sum(map(count, pipeline.stores)) if pipeline.topology.replicas.counts else 0
+    return sum_over_workers(pipeline.world, {"all": mine})["all"]
 
 
 def _parting_step(recipe: Recipe, steps: int, world: World, tell: Callable[[float, str], None]) -> int:
