@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,6 +14,8 @@ ScheduleName = Literal["serial", "dbp", "fwp", "nested"]
 HOST = "host"
 """A group size: the workers of one machine."""
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+ReplicasName = Literal["exact", "average"]
+REPLICAS: tuple[str, ...] = get_args(ReplicasName)
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,21 @@ class PipelineConfig:
     schedule: ScheduleName = "serial"
     """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both."""
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
-    """Micro-batches per batch. Results round differently with another number, and with other values of group_size,
-    clustering or defer_weight_grads; no other key here changes a bit. "auto" measures 1 to 16 and takes the fastest.
-    [[0, 4], [60, 8]] is 4 from batch 0 and 8 from batch 60, as an earlier run with "auto" chose."""
+    """Micro-batches per batch. Results round differently with another number, and with other values of group_size, clustering or
+    defer_weight_grads; beside these only replicas, average_every and moment_scale change a bit. "auto" measures 1 to 16 and takes
+    the fastest. [[0, 4], [60, 8]] is 4 from batch 0 and 8 from batch 60, as an earlier run with "auto" chose."""
     group_size: int | Literal["host"] | None = None
     """Workers that hold all rows among them; each group of so many holds a copy, and only summed gradients travel between
     groups. It must divide the number of workers; "host" = the workers of one machine; none = all workers, one group. Results
     round differently with another one."""
+    replicas: ReplicasName = "exact"
+    """What groups do with their copies of the rows. "exact": gradients are summed over all groups before each update, so copies
+    stay equal. "average" (two-dimensional sparse parallelism): each group updates its own with its own gradients, and copies are
+    averaged every average_every batches. That is not synchronous training, and needs tables.optimizer = "rowwise_adagrad"."""
+    average_every: int = 100
+    """Batches between two averages, with replicas = "average". Copies are averaged before an evaluation and a checkpoint, too."""
+    moment_scale: float | None = None
+    """With replicas = "average": a factor on what a step adds to a row's sum of squared gradients; none = 1 / number of groups."""
     clustering: bool | None = None
     """Put samples that share keys into the same micro-batch; none = only if memory.window_limit is set."""
     look_ahead: int = 2
@@ -60,6 +71,13 @@ class PipelineConfig:
         size = self.group_size
         if not (size is None or size == HOST or (type(size) is int and size >= 1)):
             raise ValueError(f"pipeline.group_size must be a number of workers, 'host' or none, not {size!r}")
+        if self.replicas not in REPLICAS:
+            raise ValueError(f"pipeline.replicas must be one of {', '.join(REPLICAS)}, not {self.replicas!r}")
+        if not (type(self.average_every) is int and self.average_every >= 1):
+            raise ValueError(f"pipeline.average_every must be a whole number of at least 1, not {self.average_every!r}")
+        scale = self.moment_scale
+        if not (scale is None or (type(scale) in (int, float) and math.isfinite(scale) and scale > 0)):
+            raise ValueError(f"pipeline.moment_scale must be a number above 0 or none, not {scale!r}")
         if (
             not isinstance(self.look_ahead, numbers.Integral)
             or isinstance(self.look_ahead, bool)

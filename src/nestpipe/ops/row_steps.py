@@ -27,14 +27,15 @@ def sgd(values: Array, grads: Array, lr: float) -> None:
         values.sub_(grads * lr)
 
 
-def rowwise_adagrad(values: Array, state: Array, grads: Array, lr: float, eps: float) -> None:
+def rowwise_adagrad(values: Array, state: Array, grads: Array, lr: float, eps: float, scale: float = 1.0) -> None:
+    """`scale`: a factor on the mean squared gradient that is added to a row's sum."""
     if isinstance(values, np.ndarray):
-        kernels.rowwise_adagrad(values, state, grads, np.array([lr, eps], values.dtype))
+        kernels.rowwise_adagrad(values, state, grads, np.array([lr, eps, scale], values.dtype))
     elif triton := _triton(values):
-        triton.rowwise_adagrad(values, state, grads, lr, eps)
+        triton.rowwise_adagrad(values, state, grads, lr, eps, scale)
     else:
         sums = state[:, :1]
-        sums.add_(_row_sums(grads.square())[:, None] / values.shape[1])
+        sums.add_(scale * (_row_sums(grads.square())[:, None] / values.shape[1]))
         values.sub_((lr / (sums.sqrt() + eps)) * grads)
 
 

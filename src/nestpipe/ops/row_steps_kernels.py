@@ -22,10 +22,10 @@ def sgd(values, grads, scalars):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def rowwise_adagrad(values, state, grads, scalars):  # type: ignore[no-untyped-def]
-    lr, eps = scalars[0], scalars[1]
+    lr, eps, scale = scalars[0], scalars[1], scalars[2]
     dim = values.shape[1]
     for i in range(values.shape[0]):
-        state[i, 0] += row_sum_of_squares(grads, i, grads.dtype.type(0)) / dim
+        state[i, 0] += scale * (row_sum_of_squares(grads, i, grads.dtype.type(0)) / dim)
         step = lr / (math.sqrt(state[i, 0]) + eps)
         for d in range(dim):
             values[i, d] -= step * grads[i, d]

@@ -24,7 +24,9 @@ def sgd(values: Tensor, grads: Tensor, lr: float) -> None:
     _launch(_sgd, _sgd_double, (values, grads), (lr,))
 
 
-def rowwise_adagrad(values: Tensor, state: Tensor, grads: Tensor, lr: float, eps: float) -> None:
+def rowwise_adagrad(
+    values: Tensor, state: Tensor, grads: Tensor, lr: float, eps: float, scale: float = 1.0
+) -> None:
     """One accumulator per row, state[:, 0].  The mean square is added to it in float64 (float32 on an NPU)."""
     count, dim = values.shape
     columns = triton.next_power_of_2(max(1, dim))
@@ -34,7 +36,7 @@ def rowwise_adagrad(values: Tensor, state: Tensor, grads: Tensor, lr: float, eps
         strides = values.stride(0), state.stride(0), grads.stride(0)
         meta = wide_type(values), rows, columns, 32 // values.element_size()
         grid = (triton.cdiv(count, rows),)
-        kernel[grid](values, state, grads, lr, eps, count, dim, *strides, *meta, enable_fp_fusion=False)
+        kernel[grid](values, state, grads, lr, eps, scale, count, dim, *strides, *meta, enable_fp_fusion=False)
 
 
 def adagrad(values: Tensor, state: Tensor, grads: Tensor, lr: float, eps: float) -> None:
@@ -92,6 +94,7 @@ def _rowwise_adagrad(  # type: ignore[no-untyped-def]
     grads,
     lr,
     eps,
+    scale,
     count,
     dim,
     values_stride,
@@ -108,7 +111,7 @@ def _rowwise_adagrad(  # type: ignore[no-untyped-def]
     value = tl.load(at, mask=inside)
     g = tl.load(grads + i[:, None] * grads_stride + d[None, :], mask=inside, other=0.0)
     squares = row_squares(grads, i, count, dim, grads_stride, ROWS, WIDTH)
-    mean = divide(squares.to(WIDE), tl.full((), dim, WIDE))
+    mean = tl.full((), scale, value.dtype).to(WIDE) * divide(squares.to(WIDE), tl.full((), dim, WIDE))
     s = (tl.load(state + i * state_stride, mask=i < count, other=0.0).to(WIDE) + mean).to(value.dtype)
     tl.store(state + i * state_stride, s, mask=i < count)
     step = divide(tl.full((ROWS,), lr, value.dtype), root(s) + tl.full((), eps, value.dtype))
@@ -122,6 +125,7 @@ def _rowwise_adagrad_double(  # type: ignore[no-untyped-def]
     grads,
     lr: tl.float64,
     eps: tl.float64,
+    scale: tl.float64,
     count,
     dim,
     values_stride,
@@ -138,6 +142,7 @@ def _rowwise_adagrad_double(  # type: ignore[no-untyped-def]
         grads,
         lr,
         eps,
+        scale,
         count,
         dim,
         values_stride,

@@ -25,9 +25,10 @@ def workload_of(
     clips: bool,
     on_disk: bool,
     replicates: bool = False,
+    averages: bool = False,
 ) -> Workload:
-    """`clips`: gradients are clipped by their norm; `on_disk`: tables have a disk tier; `replicates`: several groups of workers
-    hold all rows each."""
+    """`clips`: gradients are clipped by their norm; `on_disk`: tables have a disk tier; `replicates`, `averages`: several
+    groups of workers hold all rows each, and stay equal or are averaged now and then."""
     tables = [table for collection in collections_in(model) for table in collection.tables]
     return Workload(
         buckets=max(1, len(dense.buckets)),
@@ -37,6 +38,7 @@ def workload_of(
         on_disk=on_disk,
         evicts=any(table.eviction is not None and table.eviction.sweeps for table in tables),
         replicates=replicates,
+        averages=averages,
     )
 
 

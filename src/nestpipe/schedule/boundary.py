@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.averaging import averages
 from nestpipe.schedule.options import Options
 
 
@@ -46,6 +47,7 @@ def boundary(batch: int, micro_batches: int, options: Options, opening: Sequence
         act("agree", t, waits=(reduces[-1].name, complete, *(action.name for action in weights)), options=options),
         act("update", t, waits=(agreed if options.update_waits else complete,), options=options),
         act("writeback", t, waits=(("update", t, -1), agreed), options=options),
+        *averages(t, options),
         *opening,
         act("step", t, waits=(agreed,), options=options),
     ]

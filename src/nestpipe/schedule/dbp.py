@@ -7,6 +7,8 @@ optimizer state.  Rows that t-1 changed and t does not touch are in the store in
 
 So a store whose disk takes long is asked for one thing after the other.  With `early_retrieve` both happen at once: rows of t-1
 are final when `update(t-1)` is over, and `retrieve(t+1)` copies them from its buffer, a third one, and the others from the store.
+
+Where replicas are averaged after t (`averaging`), `retrieve(t+1)` and `retrieve(t+2)` wait for that, and t+1 shares nothing with t.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.averaging import first_of_run, opens_late
 from nestpipe.schedule.boundary import boundary, boundary_begins, summed
 from nestpipe.schedule.effects import copied_rows, shared_rows
 from nestpipe.schedule.options import DEFAULT, Options
@@ -33,16 +36,22 @@ def filling(start: int, options: Options) -> list[Action]:
         _early(stage, batch, start, options)
         for stage, ahead in AHEAD.items()
         for batch in range(start, start + ahead + 1)
+        if not (stage == "retrieve" and opens_late(batch, start, options))
     ]
 
 
 def preparing(step: int, start: int, options: Options, after: Name) -> list[Action]:
-    """Stages 1 to 4 for the step after `step`."""
-    return [_early(stage, step + 1 + ahead, start, options, (after,)) for stage, ahead in AHEAD.items()]
+    """Stages 1 to 4 for the step after `step`, without rows that must be retrieved later (`opening`)."""
+    return [
+        _early(stage, step + 1 + ahead, start, options, (after,))
+        for stage, ahead in AHEAD.items()
+        if not (stage == "retrieve" and opens_late(step + 1 + ahead, start, options))
+    ]
 
 
 def _early(stage: str, batch: int, start: int, options: Options, after: tuple[Name, ...] = ()) -> Action:
     waits: list[Name] = [*after] if stage != "retrieve" else []
+    first = first_of_run(batch, start, options)
     if stage == "move":
         waits.append(("load", batch, -1))
     elif stage == "route":
@@ -51,13 +60,15 @@ def _early(stage: str, batch: int, start: int, options: Options, after: tuple[Na
         waits.append(("route", batch, -1))
         # Rows that the batch before does not touch must be in the store, or in a buffer.  And a buffer must be free: who writes
         # the oldest one back and who copies from it have to be done.
-        if batch >= start + 2:
+        if batch >= first + 2:
             waits.append(("update", batch - 2, -1) if options.early_retrieve else ("sync", batch - 1, -1))
         stored = batch - 3 if options.early_retrieve else batch - 2
-        if stored >= start:
+        if stored >= first:
             waits.append(("writeback", stored, -1))
+        if start < first >= batch - 1:
+            waits.append(("average", first - 1, -1))
     action = act(stage, batch, waits=tuple(waits), options=options)
-    return unshared(action, start, options) if stage == "retrieve" and batch > start else action
+    return unshared(action, first, options) if stage == "retrieve" and batch > first else action
 
 
 def unshared(retrieve: Action, start: int, options: Options) -> Action:
@@ -76,7 +87,7 @@ def unshared(retrieve: Action, start: int, options: Options) -> Action:
 def sync(step: int, start: int, options: Options) -> Action:
     """Waits for this batch's rows and for the update of the last one's, then copies what both touch."""
     waits: list[Name] = [("retrieve", step, -1)]
-    if step == start:
+    if step == first_of_run(step, start, options):
         return act("sync", step, waits=tuple(waits), options=options)
     action = act("sync", step, waits=(*waits, ("update", step - 1, -1)), options=options)
     return replace(action, effects=(*action.effects, *shared_rows(step)))
@@ -97,7 +108,14 @@ def stage_five(step: int, micro_batches: int, start: int, options: Options) -> l
 
 def opening(batch: int, start: int, options: Options) -> list[Action]:
     """What of a batch may begin before the one before it has taken its dense step."""
-    return [sync(batch, start, options), act("embed", batch, 0, (("sync", batch, -1),), options)]
+    late = [_early("retrieve", batch, start, options)] if opens_late(batch, start, options) else []
+    return [*late, sync(batch, start, options), act("embed", batch, 0, (("sync", batch, -1),), options)]
+
+
+def again(batch: int, start: int, options: Options) -> list[Action]:
+    """After tables changed between two steps: what was done with rows of `batch`, the next one, and of the one behind it."""
+    later = [] if opens_late(batch + 1, start, options) else [_early("retrieve", batch + 1, batch, options)]
+    return [_early("retrieve", batch, batch, options), *opening(batch, batch, options), *later]
 
 
 def meanwhile(batch: int, micro_batches: int, start: int, options: Options) -> list[Action]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.averaging import tables_final
 from nestpipe.schedule.boundary import boundary, summed
 from nestpipe.schedule.options import DEFAULT, Options
 
 
 def fwp(step: int, micro_batches: int, start: int = 0, options: Options = DEFAULT) -> list[Action]:
     """The actions that step `step` issues: one batch at a time, its micro-batches overlapped."""
-    before: tuple[Name, ...] = (("writeback", step - 1, -1),) if step > start else ()
+    before: tuple[Name, ...] = (tables_final(step - 1, options),) if step > start else ()
     actions: list[Action] = []
     for stage in ("load", "move", "route", "retrieve", "sync"):
         actions.append(act(stage, step, waits=before, options=options))

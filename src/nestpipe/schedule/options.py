@@ -24,7 +24,9 @@ class Workload:
     evicts: bool = False
     """Sweeps evict rows."""
     replicates: bool = False
-    """Several groups of workers hold all rows each."""
+    """Several groups of workers hold all rows each, and stay equal."""
+    averages: bool = False
+    """Several groups of workers hold all rows each, and train on their own between averages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Options:
     """Rows are evicted, before any batch: the same ones under every schedule."""
     replicates: bool = False
     """Several groups of workers hold all rows each: owners of the same rows exchange their gradients in `replicate`."""
+    average_every: int = 0
+    """Groups of workers that hold all rows each train on their own, and every so many batches `average` makes them equal.  0: never,
+    because there is one group, or because they always are."""
 
     @property
     def update_waits(self) -> bool:
@@ -75,6 +80,7 @@ def resolve(config: PipelineConfig, workload: Workload) -> Options:
         early_retrieve=retrieves_early if config.early_retrieve is None else config.early_retrieve,
         evicts=workload.evicts,
         replicates=workload.replicates,
+        average_every=config.average_every if workload.averages else 0,
     )
 
 

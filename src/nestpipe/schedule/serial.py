@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nestpipe.schedule.action import Action, Name, act
+from nestpipe.schedule.averaging import averaged_after, tables_final
 from nestpipe.schedule.options import DEFAULT, Options
 
 
@@ -15,8 +16,9 @@ def serial(step: int, micro_batches: int, start: int = 0, options: Options = DEF
     names += [("weight_grad", step, -1)] if options.defer_weight_grads else []
     names += [("reduce", step, bucket) for bucket in range(options.buckets)]
     names += [(stage, step, -1) for stage in ("agree", "step", "update", "writeback")]
+    names += [("average", step, -1)] if averaged_after(step, options) else []
     actions: list[Action] = []
-    previous: tuple[Name, ...] = (("writeback", step - 1, -1),) if step > start else ()
+    previous: tuple[Name, ...] = (tables_final(step - 1, options),) if step > start else ()
     for stage, batch, micro in names:
         actions.append(act(stage, batch, micro, previous, options))
         previous = ((stage, batch, micro),)

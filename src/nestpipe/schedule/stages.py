@@ -224,6 +224,11 @@ def _writeback(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
     )
 
 
+def _average(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
+    """Rows of all batches: a function of what all replicas have."""
+    return tuple(Effect("add", state) for state in STORE)
+
+
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
@@ -243,6 +248,7 @@ STAGES: dict[str, Stage] = {
         Stage("step", "compute", "batch", "compute", 1, _step, white=0.7),
         Stage("update", "update", "batch", "lookup", 1, _update),
         Stage("writeback", "writeback", "batch", "lookup", 2, _writeback),
+        Stage("average", "replica", "batch", "all2all", 4, _average, white=0.5),
     )
 }
 """In the order in which a batch passes them."""

@@ -58,15 +58,17 @@ class RowWiseAdagrad:
 
     lr: float = 0.01
     eps: float = 1e-8
+    moment_scale: float = 1.0
+    """A factor on what each step adds to the accumulator.  Below 1 where replicas are averaged (`pipeline.replicas`)."""
 
     def __post_init__(self) -> None:
-        _positive(self, lr=self.lr, eps=self.eps)
+        _positive(self, lr=self.lr, eps=self.eps, moment_scale=self.moment_scale)
 
     def state_width(self, dim: int) -> int:
         return 1
 
     def apply(self, values: Array, state: Array, grads: Array, lr: float, step: int) -> None:
-        row_steps.rowwise_adagrad(values, state, grads, lr, self.eps)
+        row_steps.rowwise_adagrad(values, state, grads, lr, self.eps, self.moment_scale)
 
 
 @dataclass(frozen=True)
