@@ -20,6 +20,8 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
         f"{summary['recipe']}: {summary['steps']} steps, {summary['samples']:,} samples in {summary['seconds']:.1f} s "
         f"({summary['samples_per_s']:,.0f} samples/s) on {workers}, {summary['rows']:,} rows on the first"
     )
+    if "inexact" in summary:
+        console.print(f"not exact, by design: {summary['inexact']}", highlight=False)
     console.print(_stages(summary), soft_wrap=False)
     console.print(f"the compute lane is busy for {summary['compute_share']:.1%} of a step")
     for line in utilisation_in_words(summary["flops"]) if "flops" in summary else []:

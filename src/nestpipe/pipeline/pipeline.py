@@ -28,6 +28,7 @@ from nestpipe.dense.replica import DenseReplica
 from nestpipe.device.choice import device_for, device_of
 from nestpipe.engine.interpreter import Engine
 from nestpipe.nn.collections import Collection, collections_in
+from nestpipe.pipeline.averaging import check_averaging
 from nestpipe.pipeline.feed import BatchFeed
 from nestpipe.pipeline.micro_plan import Measured
 from nestpipe.pipeline.mixing import refuse_mixing
@@ -37,7 +38,9 @@ from nestpipe.pipeline.stages import PipelineStages, Rate, StageFunction
 from nestpipe.pipeline.tuner import Choice, Tuner, make_plan
 from nestpipe.pipeline.workload import deferred_of, workload_of
 from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action
+from nestpipe.schedule.averaging import averaged_after, inexact, opens_late
 from nestpipe.schedule.boundary import boundary_begins
+from nestpipe.schedule.dbp import again
 from nestpipe.schedule.options import resolve
 from nestpipe.schedule.stages import CALLERS_LANE
 from nestpipe.schedule.timeline import Timeline
@@ -52,7 +55,7 @@ from nestpipe.tables.optimizers import RowWiseAdagrad, SparseOptimizer
 
 
 class TrainPipeline:
-    """Trains `model` exactly synchronously on all workers of the launch.
+    """Trains `model` exactly synchronously on all workers of the launch, unless `replicas = "average"` says otherwise.
 
     `model(batch)` returns the mean loss over the batch's samples (over `batch.loss_terms`, where given) and anything else.
     The pipeline owns `.grad`, the dense optimizer's steps and the tables; the model may be any nn.Module.
@@ -113,6 +116,9 @@ class TrainPipeline:
         if problem is not None:
             raise problem
         self.topology: Topology = split(self.world, size)
+        averages = self.config.replicas == "average" and self.topology.replicas.size > 1
+        if averages:
+            check_averaging(sparse_optimizer, [table for collection in collections for table in collection.tables])
         traffic = Traffic()
         self.device = device_for(device_of(model))
         wire = open_wire(self.world, self.device, traffic, self.topology)
@@ -130,7 +136,8 @@ class TrainPipeline:
             deferred,
             clips=clip_norm is not None,
             on_disk=tier is not None,
-            replicates=self.topology.replicas.size > 1,
+            replicates=self.topology.replicas.size > 1 and not averages,
+            averages=averages,
         )
         self.options = resolve(self.config, workload)
         self.sparse = attach_collections(
@@ -148,6 +155,7 @@ class TrainPipeline:
             buffer_readers=1 + self._looks_ahead + (self._looks_ahead and self.options.early_retrieve),
             stamped=check_staleness,
             traffic=traffic,
+            moment_scale=(self.config.moment_scale or 1 / self.topology.replicas.size) if averages else None,
         )
         self.sparse.before_lookup = self.settle
         compile_kernels(self.sparse.groups, tier)
@@ -180,6 +188,8 @@ class TrainPipeline:
         self.next_batch = 0
         self._start = 0
         """The first batch since the pipeline was last empty."""
+        self._averaged_at = 0
+        """Batches that had been trained when replicas were last made equal."""
         self.engine = Engine(
             self._stages.functions(),
             self.world.rank,
@@ -215,6 +225,8 @@ class TrainPipeline:
             self._empty(number)
             return None
         self.next_batch += 1
+        if averaged_after(number, self.options):
+            self._averaged_at = self.next_batch
         context.windows = []  # its rows have arrived and its gradients left
         self._contexts.pop(number - 1, None)
         self._last_end = time.perf_counter()
@@ -247,7 +259,7 @@ class TrainPipeline:
 
     def evaluate_with_loss(self, batches: Iterator[Batch]) -> Generator[tuple[Batch, Tensor, Any], None, None]:
         """As `evaluate`, with the model's loss between the two: the mean over the batch's samples."""
-        self.settle()
+        self.refresh()
         training = self.model.training
         self._evaluating = True
         self.model.eval()
@@ -272,6 +284,32 @@ class TrainPipeline:
         self.engine.settle()
         self._last_end = None
 
+    def refresh(self) -> None:
+        """As `settle`; then averages replicas that train on their own, so that there is one copy of the tables.
+
+        A checkpoint and an evaluation call it, so it changes what is trained next.  Rows that batches in preparation had already
+        are fetched again.  All workers call it together.  The second call between two steps does nothing.
+        """
+        self.settle()
+        if not self.options.average_every or self._averaged_at == self.next_batch:
+            return
+        self.sparse.average()
+        self._averaged_at = self.next_batch
+        context = self._contexts.get(self.next_batch)
+        if self._looks_ahead and context is not None and context.buffers:
+            context.previous = None
+            for prepared in (context, self._contexts.get(context.number + 1)):
+                if prepared is not None:
+                    self.sparse.forget_rows(prepared)
+            self.device.begin_step()
+            self.engine.run(again(context.number, self._start, self.options), self._contexts)
+            self.settle()
+
+    @property
+    def inexact(self) -> str | None:
+        """In what this differs from synchronous training, in a few words; None where it does not."""
+        return inexact(self.options)
+
     def close(self) -> None:
         """Ends the lanes and removes a disk tier's files.  Drops batches that were prepared but not trained."""
         self._closed = True
@@ -290,7 +328,7 @@ class TrainPipeline:
         """Gives the next batch this number: what was restored has seen those before it.  Only before the first `progress`."""
         if self.next_batch or self._contexts:
             raise RuntimeError("resume_at is for a pipeline that has not trained yet")
-        self.next_batch = self._start = batch
+        self.next_batch = self._start = self._averaged_at = batch
 
     # Tables
 
@@ -435,16 +473,24 @@ class TrainPipeline:
     def _prepare_contexts(self, actions: list[Action]) -> None:
         for action in actions:
             if action.batch not in self._contexts:
-                before = self._contexts.get(action.batch - 1) if self._looks_ahead else None
+                shares = self._looks_ahead and not opens_late(action.batch, self._start, self.options)
+                before = self._contexts.get(action.batch - 1) if shares else None
                 count = self._micro_batches(action.batch)
                 context = self._contexts[action.batch] = BatchContext(
-                    action.batch, micro_batches=count, previous=before
+                    action.batch, micro_batches=count, previous=before, readers=self._readers(action.batch)
                 )
-                if before is not None and self.options.early_retrieve:
+                late = opens_late(action.batch - 1, self._start, self.options)
+                if before is not None and self.options.early_retrieve and not late:
                     context.two_before = self._contexts.get(action.batch - 2)
                 if self._reduces_early:
                     made = boundary_begins(action.batch, count, self.options)
                     context.parts[made] = [self.device.event() for _ in range(self.options.buckets)]
+
+    def _readers(self, batch: int) -> int:
+        """Who reads a batch's row buffer: its own `writeback`, and batches behind it unless replicas are averaged in between."""
+        next_late, second_late = (opens_late(batch + n, self._start, self.options) for n in (1, 2))
+        next_reads = self._looks_ahead and not next_late
+        return 1 + next_reads + (next_reads and self.options.early_retrieve and not second_late)
 
     def _micro_batches(self, batch: int) -> int:
         """Decided when the batch's context is made, which is at the same step on every worker."""

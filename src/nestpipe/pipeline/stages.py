@@ -191,6 +191,9 @@ class PipelineStages:
     def writeback(self, context: BatchContext, _: int) -> None:
         self.sparse.writeback(context)
 
+    def average(self, context: BatchContext, _: int) -> None:
+        self.sparse.average()
+
     @contextlib.contextmanager
     def looking_at(self, view: RowView):  # type: ignore[no-untyped-def]
         """Inside, the model's collections read this view."""

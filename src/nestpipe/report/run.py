@@ -185,6 +185,7 @@ def _facts(summary: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
     chosen = summary.get("micro_batches_chosen")
     found: list[tuple[str, Any]] = [
         ("schedule", text(summary.get("schedule"))),
+        ("not exact, by design", text(summary.get("inexact"))),
         ("workers", count(summary.get("workers"))),
         ("micro-batches", summary.get("micro_batches")),
         ("chosen", _chosen(chosen) if summary.get("micro_batches") == "auto" else None),

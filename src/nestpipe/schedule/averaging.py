@@ -16,6 +16,15 @@ def averaged_after(batch: int, options: Options) -> bool:
     return options.average_every > 0 and (batch + 1) % options.average_every == 0
 
 
+def inexact(options: Options) -> str | None:
+    """In what training differs from synchronous training; None where it does not."""
+    return differing(options.average_every) if options.average_every else None
+
+
+def differing(every: int) -> str:
+    return f"replicas differ for up to {every} step{'s' * (every > 1)}"
+
+
 def first_of_run(batch: int, start: int, options: Options) -> int:
     """The first batch of those up to this one between which nothing but their own updates changes rows."""
     return max(start, batch - batch % options.average_every) if options.average_every else start

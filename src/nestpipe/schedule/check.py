@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nestpipe.schedule.action import Action, Name, label
+from nestpipe.schedule.averaging import differing
 from nestpipe.schedule.effects import WINDOWED, Effect, State
 from nestpipe.schedule.rowclass import Classes, RowClass
 
@@ -49,7 +50,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was looked at to find that a list is exact."""
+    """What was looked at to find that a list is exact, or that it is `serial` with averaged replicas."""
 
     actions: int
     pairs: int
@@ -58,11 +59,23 @@ class Proof:
     """Reads traced to their origin in both lists, each once for every set of classes that makes a difference."""
     classes: int
     """Classes of rows that these sets cover: all there are."""
+    average_every: int = 0
+    """Replicas train on their own for so many batches, in the reference, too; 0: they are equal."""
+
+    @property
+    def exact(self) -> bool:
+        return not self.average_every
+
+    @property
+    def label(self) -> str:
+        """In a few words what was proven."""
+        return "exact" if self.exact else "not exact, by design"
 
     def __str__(self) -> str:
         classes = f"{self.classes:,}" if self.classes < 10**9 else f"10^{len(str(self.classes)) - 1}"
+        bound = f"{differing(self.average_every)}, and nothing else differs from serial: "
         return (
-            f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads:,} reads the same, "
+            ("" if self.exact else bound) + f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads:,} reads the same, "
             f"for all {classes} classes of rows"
         )
 
@@ -73,8 +86,13 @@ def check(actions: Sequence[Action], reference: Sequence[Action]) -> Violation |
     return found if isinstance(found, Violation) else None
 
 
-def examine(actions: Sequence[Action], reference: Sequence[Action]) -> Violation | Proof:
-    """Like `check`, with the figures of the proof where there is one."""
+def examine(
+    actions: Sequence[Action], reference: Sequence[Action], average_every: int = 0
+) -> Violation | Proof:
+    """Like `check`, with the figures of the proof where there is one.
+
+    `average_every`: of the options of both lists, for the proof to say what it does not prove.
+    """
     _searchable(actions)
     different = _different_actions(actions, reference)
     if different:
@@ -89,7 +107,7 @@ def examine(actions: Sequence[Action], reference: Sequence[Action]) -> Violation
     reads = _different_reads(_Run(actions), _Run(reference), every)
     if isinstance(reads, Violation):
         return reads
-    return Proof(len(actions), pairs, reads, every.count(len({a.batch for a in actions})))
+    return Proof(len(actions), pairs, reads, every.count(len({a.batch for a in actions})), average_every)
 
 
 def _searchable(actions: Sequence[Action]) -> None:

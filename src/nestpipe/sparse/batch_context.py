@@ -68,6 +68,8 @@ class BatchContext:
     """Per group: where `retrieve` found the buffer's rows in the store."""
     previous: BatchContext | None = None
     """The batch before, while its rows may be newer than the store's; None if the store is up to date."""
+    readers: int | None = None
+    """Stages that read this batch's buffer and then release it; None: as many as of any other."""
     two_before: BatchContext | None = None
     """The batch before `previous`, while it may not be written back and `retrieve` must look into its buffer; None if
     the store already has its rows."""

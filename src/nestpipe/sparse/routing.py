@@ -61,6 +61,8 @@ class Routes:
     """The training data of every worker has ended."""
     seconds: float = 0.0
     """When the batch was routed, by the clock of worker 0."""
+    group_terms: float = 0.0
+    """Loss terms of the own shard group's part of the global batch."""
 
 
 def route(
@@ -71,9 +73,11 @@ def route(
     exchange: Exchange,
     seconds: float = 0.0,
     replicas: Exchange | None = None,
+    union: bool = True,
 ) -> Routes:
     """Exchanges headers, then keys, inside the shard group, and then with replicas, if there are any.
 
+    Without `union`, replicas tell each other what they count and keep their keys to themselves.
     A worker without data takes part with empty windows.
     """
     world = exchange.world
@@ -95,7 +99,10 @@ def route(
         ended=bool((samples_of == NO_DATA).all()),
         seconds=float(headers_in[0, 2:3].view(torch.float64)),
     )
-    if replicas is not None and replicas.world.size > 1:
+    group_terms = counted.terms
+    if replicas is not None and replicas.world.size > 1 and not union:
+        _, counted = tell_replicas([], counted, micros, replicas)
+    elif replicas is not None and replicas.world.size > 1:
         asked = [OwnedKeys(plan.tables, plan.keys, _last_uses(plan, micros)) for plan in owned]
         unions, counted = tell_replicas(asked, counted, micros, replicas)
         owned = [
@@ -109,7 +116,7 @@ def route(
             )
             for plan, union in zip(owned, unions)
         ]
-    return Routes(windows, owned, counted.terms, counted.samples, counted.ended, counted.seconds)
+    return Routes(windows, owned, counted.terms, counted.samples, counted.ended, counted.seconds, group_terms)
 
 
 NO_DATA, REFUSED = -1, -2

@@ -1,8 +1,9 @@
-"""The sparse stages: route, retrieve, sync, embed, grad, accumulate, replicate, update, writeback.
+"""The sparse stages: route, retrieve, sync, embed, grad, accumulate, replicate, update, writeback, average.
 
 Each method does one stage of one batch.  All state of a batch is in its `BatchContext`; only the tables outlive it.
 Sums run in one fixed order (micro-batch, then worker, then place), so every schedule adds in the same order.  Sums of shard
-groups are added in one fixed order, too (micro-batch, then group), so replicas stay equal.
+groups are added in one fixed order, too (micro-batch, then group), so replicas stay equal.  Where they are averaged instead, each
+owner updates rows by its own group's gradients, those of the mean over the group's loss terms.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from nestpipe.keys.window import Window, micro_run, plan_window, run_of
 from nestpipe.nn.lookups import GroupLookups
 from nestpipe.ops import rows
 from nestpipe.ops.pooling import WINDOW_GRADS
+from nestpipe.sparse.averaging import Averager
 from nestpipe.sparse.batch_context import BatchContext, RowLists
 from nestpipe.sparse.buffers import Buffers, RowBuffer
 from nestpipe.sparse.eviction_state import eviction_state, restore_evictors
@@ -39,6 +41,7 @@ from nestpipe.sparse.view import MicroBatchView
 from nestpipe.sparse.window_buffer import WindowBuffer, window_bytes
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.eviction.horizon import AgreedClock
+from nestpipe.tables.optimizers import with_moments
 from nestpipe.tables.store import make_store
 
 _NOWHERE = np.empty(0, np.int64)
@@ -77,17 +80,22 @@ class SparseStages:
         window_limit: int | None = None,
         buffer_readers: int = 1,
         traffic: Traffic | None = None,
+        moment_scale: float | None = None,
     ) -> None:
+        """`moment_scale`: replicas train on their own and are averaged, with this factor in row-wise Adagrad; None: they stay equal."""
         self.world = world
         topology = topology or one_group(world)
         self.shard, self.replicas = topology.shard, topology.replicas
-        replicated = self.replicas.size > 1
+        self._averages = self.replicas.size > 1 and moment_scale is not None
+        self._replicates = replicated = self.replicas.size > 1 and not self._averages
         self.window_limit = window_limit
         """Bytes of windows of the two batches in flight; above it, a batch is deduplicated per micro-batch."""
         self.windows_by_micro = 0
         """Batches of this worker that were deduplicated per micro-batch."""
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
+        scaled = moment_scale if self._averages else None
+        self._optimizers = [group.optimizer if scaled is None else with_moments(group.optimizer, scaled) for group in self.groups]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
         self.clock = AgreedClock()
         began = time.monotonic()
@@ -115,6 +123,9 @@ class SparseStages:
         self._tell_exchange = Exchange(self.replicas, "route", self.traffic)
         self._row_exchange: RowExchange = row_exchange or Exchange(self.shard, "network", self.traffic)
         self._replica_exchange: ReplicaExchange = replica_exchange or Exchange(self.replicas, "replica", self.traffic)
+        self._average_exchange = Exchange(self.replicas, "replica", self.traffic)
+        """Between the hosts, whatever the device: rows are averaged in the stores."""
+        self._averager = Averager(len(self.groups), self._average_exchange) if self._averages else None
         self._side_exchange = Exchange(self.shard, "metrics")
         """For lookups outside the schedule, which may run while its lanes use the other exchanges."""
 
@@ -147,7 +158,16 @@ class SparseStages:
         terms = sum(m.terms() for m in context.micros)
         replicas = self._tell_exchange if exchange is None else None
         exchange = exchange or self._route_exchange
-        context.routes = route(context.planned, terms, samples, context.micro_batches, exchange, self.now(), replicas)
+        context.routes = route(
+            context.planned,
+            terms,
+            samples,
+            context.micro_batches,
+            exchange,
+            self.now(),
+            replicas,
+            union=not self._averages,
+        )
         context.planned = []
 
     def retrieve(self, context: BatchContext) -> None:
@@ -157,7 +177,8 @@ class SparseStages:
         buffer if it may not be written back yet.  Also allocates the batch's gradients, and its windows.
         """
         owned = _routes(context).owned
-        context.buffers = self.buffers.take(f"batch {context.number}", [len(plan) for plan in owned], self._holders)
+        holders = self._holders if context.readers is None else context.readers
+        context.buffers = self.buffers.take(f"batch {context.number}", [len(plan) for plan in owned], holders)
         if context.previous is not None:
             pairs = zip(_routes(context.previous).owned, owned)
             context.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
@@ -301,8 +322,10 @@ class SparseStages:
         arrived, plans = context.arrived.pop(micro), _routes(context).owned
         for buffer, plan, gradients, lists in zip(context.buffers, plans, arrived, context.lists):
             first, end = micro_run(plan.grad_ends, micro)
+            if self._averages:
+                rows.scale(gradients, _group_share(context))
             rows.add_rows(gradients, lists.grad_rows[first:end], buffer.group_grads)
-        if self.replicas.size == 1:
+        if not self._replicates:
             self._sum_squares(context, micro)
 
     def replicate(self, context: BatchContext, micro: int) -> None:
@@ -325,8 +348,13 @@ class SparseStages:
         self._sum_squares(context, micro)
 
     def _sum_squares(self, context: BatchContext, micro: int) -> None:
-        """After the last micro-batch, because all workers wait for `agree`, which needs it.  Of replicas one counts."""
-        if micro == context.micro_batches - 1:
+        """After the last micro-batch, because all workers wait for `agree`, which needs it.  Of replicas one counts.
+
+        Those that are averaged have gradients of their own: the mean of their squares counts.
+        """
+        if micro == context.micro_batches - 1 and self._averages:
+            context.row_squares = [rows.sum_of_squares(b.grads) / self.replicas.size for b in context.buffers]
+        elif micro == context.micro_batches - 1:
             counts = self.replicas.counts
             context.row_squares = [rows.sum_of_squares(b.grads) if counts else 0.0 for b in context.buffers]
 
@@ -336,10 +364,10 @@ class SparseStages:
 
     def update(self, context: BatchContext, rate: Callable[[int], float]) -> None:
         """Takes one optimizer step on every admitted row of the buffer."""
-        for group, buffer, evictor in zip(self.groups, context.buffers, self.evictors):
-            lr = group.optimizer.lr * rate(context.number)
+        for optimizer, buffer, evictor in zip(self._optimizers, context.buffers, self.evictors):
+            lr = optimizer.lr * rate(context.number)
             if evictor is None:
-                group.optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, context.number + 1)
+                optimizer.apply(buffer.values, buffer.state, buffer.grads, lr, context.number + 1)
             else:
                 evictor.update(buffer, context.number, lr)
         if self.ledger is not None:
@@ -359,8 +387,21 @@ class SparseStages:
                 store.writeback(plan.tables, plan.keys, values, state, found)
             else:
                 evictor.writeback(store, plan, (values, state), found, context.number)
+            if self._averager is not None:
+                self._averager.changed[g].note(plan.tables, plan.keys)
             buffer.release()
         self.device.give_back(down)
+
+    def average(self) -> None:
+        """Gives all replicas the mean of their rows and optimizer state.  Nobody else may use the stores meanwhile."""
+        assert self._averager is not None
+        self._averager.average(self.stores)
+
+    def forget_rows(self, context: BatchContext) -> None:
+        """Undoes what stages after `route` did with a batch that was prepared and not trained."""
+        for buffer in context.buffers:
+            buffer.abandon()
+        context.buffers, context.found, context.lists, context.windows, context.shared = [], [], [], [], []
 
     def drop(self, context: BatchContext) -> None:
         """Drops a failed batch: frees its buffers and those that only it would have read, cancels its sweep."""
@@ -439,7 +480,12 @@ class SparseStages:
             return {}
         inside, between = sent_inside(self.shard, self.traffic.by_rank())
         sent = {"bytes_sent_inside_group": inside, "bytes_sent_to_other_groups": between}
-        return {"group_size": self.shard.size, "groups": self.replicas.size, **sent}
+        found: dict[str, Any] = {"group_size": self.shard.size, "groups": self.replicas.size, **sent}
+        if self._averager is not None:
+            to_replicas = sum(self.traffic.by_rank("replica").values())
+            averaged = {"averages": self._averager.averages, "rows_averaged": self._averager.rows}
+            found |= {**averaged, "bytes_sent_in_averages": to_replicas}
+        return found
 
     def use_row_exchange(self, exchange: RowExchange, between: ReplicaExchange) -> None:
         """Rows and their gradients travel by other exchanges from now on: inside the shard group, and between replicas."""
@@ -533,6 +579,12 @@ def _lists(of: Sequence[Array]) -> RowLists:
 
 def _replica_rows(plan: OwnerPlan) -> np.ndarray:
     return _NOWHERE if plan.replicas is None else plan.replicas.rows
+
+
+def _group_share(context: BatchContext) -> float:
+    """From a gradient of the mean over all loss terms to that of the mean over the own group's."""
+    routes = _routes(context)
+    return routes.terms / routes.group_terms if routes.group_terms else 1.0
 
 
 def _copy_rows(old: RowBuffer, new: RowBuffer, places: tuple[Array, Array]) -> None:

@@ -8,7 +8,7 @@ moments ("lazy").
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nestpipe.ops import row_steps
@@ -108,6 +108,16 @@ class Adam:
         beta1, beta2 = self.betas
         step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
         row_steps.adam(values, state, grads, step_size, 1 - beta1, 1 - beta2, self.eps)
+
+
+def with_moments(optimizer: SparseOptimizer, scale: float) -> RowWiseAdagrad:
+    """Row-wise Adagrad whose sums of squares grow by another factor.  ValueError for any other optimizer."""
+    if not isinstance(optimizer, RowWiseAdagrad):
+        raise ValueError(
+            f"pipeline.replicas = 'average' cannot be used with {type(optimizer).__name__}: set tables.optimizer = "
+            "'rowwise_adagrad' (RowWiseAdagrad), or pipeline.replicas = 'exact'"
+        )
+    return replace(optimizer, moment_scale=scale * optimizer.moment_scale)
 
 
 OPTIMIZERS: dict[str, type[Any]] = {"sgd": SGD, "rowwise_adagrad": RowWiseAdagrad, "adagrad": Adagrad, "adam": Adam}

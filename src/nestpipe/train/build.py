@@ -157,10 +157,11 @@ def recipe_options(recipe: Recipe) -> Options:
     workers = recipe.train.workers
     # On one host there is one group, but who asks for groups of hosts means several.
     wanted = recipe.pipeline.group_size
-    replicates = wanted == HOST or group_size(wanted, workers) < workers
+    several = wanted == HOST or group_size(wanted, workers) < workers
+    averages = several and recipe.pipeline.replicas == "average"
     return resolve(
         recipe.pipeline,
-        workload_of(model, dense, deferred, clips=clips, on_disk=on_disk, replicates=replicates),
+        workload_of(model, dense, deferred, clips=clips, on_disk=on_disk, replicates=several and not averages, averages=averages),
     )
 
 

@@ -228,7 +228,7 @@ class Checkpoints:
 
     def _save(self, metrics: dict[str, float], about: Callable[[], dict[str, Any]]) -> None:
         assert self._writer is not None
-        self._pipeline.settle()  # `about` must see the last batch's evictions
+        self._pipeline.refresh()  # `about` must see the last batch's evictions
         self._asked_at = time.monotonic()
         positions = self._stream.positions_after(self._pipeline.next_batch - self._began)
         data = {

@@ -22,9 +22,9 @@ VERSION = b"nestpipe-digest-1\0"
 def digest(pipeline: TrainPipeline) -> str:
     """In hex, on every worker.  All workers call it together, between two steps.
 
-    Replicas are compared first (ReplicasDiffer), and each row counts once.
+    Replicas are compared first (ReplicasDiffer), and each row counts once.  Those that train on their own are averaged before.
     """
-    pipeline.settle()
+    pipeline.refresh()
     compare_replicas(pipeline, f"after step {pipeline.next_batch}")
     sha = hashlib.sha256(VERSION)
     tables = [(t.name, number, store) for store in pipeline.stores for number, t in enumerate(store.group.tables)]

@@ -34,6 +34,7 @@ def summarise(
         "metrics": metrics,
         "digest": digest(pipeline),
         "seed": recipe.train.seed,
+        **({"inexact": pipeline.inexact} if pipeline.inexact else {}),
         **pipeline.figures(),
         "evicted": pipeline.total_evicted(),
         "ttl_horizons": [list(pair) for pair in pipeline.ttl_horizons() if pair[0] < pipeline.next_batch],

@@ -123,7 +123,8 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.evaluated_at: int | None = None
         self.stopped = False
-        self.display = Display(recipe.name, on=self.shows)
+        inexact = f" (not exact, by design: {self.pipeline.inexact})" if self.pipeline.inexact else ""
+        self.display = Display(recipe.name + inexact, on=self.shows)
         if resumed is not None:
             self._restore(resumed)
         # The lock comes first: nothing of a run that another process is training may be touched.
