@@ -1,4 +1,4 @@
-"""Replicas that train on their own and are averaged: as an oracle does it, the same under every schedule, and never called exact."""
+"""Replicas that train on their own and are averaged: as an oracle does it, and the same under every schedule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from nestpipe import (
 from nestpipe.checkpoint import CheckpointWriter, Folder, restore
 from nestpipe.checkpoint.replicas import ReplicasDiffer, compare_replicas
 from nestpipe.config.eviction import EvictionPolicy
-from nestpipe.sparse.stages import SparseStages
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.train.digest import digest
 from training import everything
@@ -55,7 +54,10 @@ def drawn(workers: int, count: int = 10, seed: int = 0) -> Steps:
     """Keys that groups share, that two batches in a row share, and that only one has; batches of different sizes."""
     rng = np.random.default_rng(seed)
     return [
-        [[int(k) for k in rng.choice([*range(8), 100 * (t % 2), 1000 * t + w], rng.integers(1, 7))] for w in range(workers)]
+        [
+            [int(k) for k in rng.choice([*range(8), 100 * (t % 2), 1000 * t + w], rng.integers(1, 7))]
+            for w in range(workers)
+        ]
         for t in range(count)
     ]
 
@@ -133,7 +135,9 @@ def trained(world: World, steps: Steps, schedule: str, size: int, every: int, pa
     return losses, left, figures["averages"], figures["rows_averaged"], figures["bytes_sent_in_averages"]
 
 
-def all_schedules(world: World, steps: Steps, size: int, every: int, pauses: list[int], options: dict[str, Any]) -> list[str]:
+def all_schedules(
+    world: World, steps: Steps, size: int, every: int, pauses: list[int], options: dict[str, Any]
+) -> list[str]:
     """Those that are not serial, bit for bit."""
     serial = trained(world, steps, "serial", size, every, pauses, **options)
     return [s for s in ("dbp", "fwp", "nested") if trained(world, steps, s, size, every, pauses, **options) != serial]
@@ -151,7 +155,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("workers", "size"), [(2, 1), (4, 2)])
 def test_schedules(workers: int, size: int, options: str) -> None:
-    """Promise: every schedule is serial of the same groups and averaging, bit for bit, also where evaluations average in between."""
+    """Promise: every schedule is serial of the same groups and averaging, bit for bit, evaluations in between included."""
     for every in (1, 2, 3, 100):
         for pauses in ([], [1, 5, 6]):
             found = run(workers, all_schedules, drawn(workers), size, every, pauses, OPTIONS[options])
@@ -294,21 +298,16 @@ def test_one_group_is_exact() -> None:
     assert run(2, one_group) == [(True, None)] * 2
 
 
-def without(world: World, what: str) -> list[str]:
-    """Schedules that are serial no more once something is left out."""
+def fetching_once(world: World) -> list[str]:
+    """Schedules that are serial no more where prepared rows are not fetched again."""
     steps = drawn(2)
     serial = trained(world, steps, "serial", 1, 3, [5])
-    forget_rows, average = SparseStages.forget_rows, SparseStages.average
+    whole = TrainPipeline.refresh
+    TrainPipeline.refresh = _only_average  # type: ignore[method-assign]
     try:
-        if what == "fetching again":
-            TrainPipeline.refresh, before = _only_average, TrainPipeline.refresh  # type: ignore[method-assign]
-        else:
-            SparseStages.average, before = lambda self: None, None  # type: ignore[method-assign, assignment]
         return [s for s in ("dbp", "nested") if trained(world, steps, s, 1, 3, [5])[:2] != serial[:2]]
     finally:
-        SparseStages.forget_rows, SparseStages.average = forget_rows, average  # type: ignore[method-assign]
-        if before is not None:
-            TrainPipeline.refresh = before  # type: ignore[method-assign]
+        TrainPipeline.refresh = whole  # type: ignore[method-assign]
 
 
 def _only_average(pipeline: TrainPipeline) -> None:
@@ -320,4 +319,4 @@ def _only_average(pipeline: TrainPipeline) -> None:
 
 def test_a_mutation_is_noticed() -> None:
     """Promise: rows that were retrieved before an average out of turn and used after it show."""
-    assert run(2, without, "fetching again") == [["dbp", "nested"]] * 2
+    assert run(2, fetching_once) == [["dbp", "nested"]] * 2

@@ -27,7 +27,9 @@ def train(
 
     `averaged_after`: numbers of steps after which tables are averaged as well.
     """
-    rows: list[Tables] = [{t: {k: row.clone() for k, row in of.items()} for t, of in first.items()} for _ in range(groups)]
+    rows: list[Tables] = [
+        {t: {k: row.clone() for k, row in of.items()} for t, of in first.items()} for _ in range(groups)
+    ]
     sums: list[Tables] = [{t: {k: torch.zeros((), dtype=row.dtype) for k, row in of.items()} for t, of in first.items()}
                           for _ in range(groups)]  # fmt: skip
     changed: set[int] = set()

@@ -93,8 +93,9 @@ def _show(result: dict[str, Any]) -> int:
     if result["equal"] or result.get("as_designed"):
         evicted = f", {compared['evicted']:,} evicted keys" if compared["evicted"] else ""
         print(
-            f"{'as designed' if designed else 'equal'}: {what}: {compared['losses']} losses, {compared['rows']:,} rows, {compared['state']:,} numbers of optimizer "
-            f"state{evicted} and {compared['dense']} dense tensors are the same, bit for bit",
+            f"{'as designed' if designed else 'equal'}: {what}: {compared['losses']} losses, {compared['rows']:,} rows, "
+            f"{compared['state']:,} numbers of optimizer state{evicted} and {compared['dense']} dense tensors are the same, bit "
+            "for bit",
             file=sys.stderr,
         )
         if "simulated" in result:

@@ -45,7 +45,7 @@ class PipelineConfig:
     average_every: int = 100
     """Batches between two averages, with replicas = "average". Copies are averaged before an evaluation and a checkpoint, too."""
     moment_scale: float | None = None
-    """With replicas = "average": a factor on what a step adds to a row's sum of squared gradients; none = 1 / number of groups."""
+    """With replicas = "average": a factor on what a step adds to a row's sum of squared gradients; none = 1 / groups."""
     clustering: bool | None = None
     """Put samples that share keys into the same micro-batch; none = only if memory.window_limit is set."""
     look_ahead: int = 2

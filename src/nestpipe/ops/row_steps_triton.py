@@ -24,9 +24,7 @@ def sgd(values: Tensor, grads: Tensor, lr: float) -> None:
     _launch(_sgd, _sgd_double, (values, grads), (lr,))
 
 
-def rowwise_adagrad(
-    values: Tensor, state: Tensor, grads: Tensor, lr: float, eps: float, scale: float = 1.0
-) -> None:
+def rowwise_adagrad(values: Tensor, state: Tensor, grads: Tensor, lr: float, eps: float, scale: float = 1.0) -> None:
     """One accumulator per row, state[:, 0].  The mean square is added to it in float64 (float32 on an NPU)."""
     count, dim = values.shape
     columns = triton.next_power_of_2(max(1, dim))

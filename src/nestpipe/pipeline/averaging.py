@@ -14,6 +14,7 @@ def check_averaging(default: SparseOptimizer, tables: Sequence[TableConfig]) -> 
         with_moments(table.optimizer or default, 1.0)
         if table.eviction is not None:
             raise ValueError(
-                f"pipeline.replicas = 'average' cannot be used where rows are admitted or evicted (table {table.name!r}): leave out "
-                "tables.admit_after, tables.ttl_steps, tables.ttl_minutes and tables.max_rows, or set pipeline.replicas = 'exact'"
+                f"pipeline.replicas = 'average' cannot be used where rows are admitted or evicted (table {table.name!r}): leave "
+                "out tables.admit_after, tables.ttl_steps, tables.ttl_minutes and tables.max_rows, or set "
+                "pipeline.replicas = 'exact'"
             )

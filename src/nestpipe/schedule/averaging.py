@@ -1,8 +1,8 @@
 """Replicas that train on their own and are averaged every so many batches: which batches, and what waits for it.
 
-`average(t)` follows `writeback(t)` of every k-th batch and changes rows of the tables.  So nothing that was read before may be used
-after: the first batch behind it is retrieved after it, as in a pipeline that was empty, and those behind that one do not look past
-it.  Data, keys and dense gradients go on as they were.
+`average(t)` follows `writeback(t)` of every k-th batch and changes rows of the tables.  So nothing that was read before may be
+used after: the first batch behind it is retrieved after it, as in a pipeline that was empty, and those behind that one do not
+look past it.  Data, keys and dense gradients go on as they were.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class Proof:
         classes = f"{self.classes:,}" if self.classes < 10**9 else f"10^{len(str(self.classes)) - 1}"
         bound = f"{differing(self.average_every)}, and nothing else differs from serial: "
         return (
-            ("" if self.exact else bound) + f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads:,} reads the same, "
+            ("" if self.exact else bound)
+            + f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads:,} reads the same, "
             f"for all {classes} classes of rows"
         )
 
@@ -86,9 +87,7 @@ def check(actions: Sequence[Action], reference: Sequence[Action]) -> Violation |
     return found if isinstance(found, Violation) else None
 
 
-def examine(
-    actions: Sequence[Action], reference: Sequence[Action], average_every: int = 0
-) -> Violation | Proof:
+def examine(actions: Sequence[Action], reference: Sequence[Action], average_every: int = 0) -> Violation | Proof:
     """Like `check`, with the figures of the proof where there is one.
 
     `average_every`: of the options of both lists, for the proof to say what it does not prove.

@@ -55,8 +55,8 @@ class Options:
     replicates: bool = False
     """Several groups of workers hold all rows each: owners of the same rows exchange their gradients in `replicate`."""
     average_every: int = 0
-    """Groups of workers that hold all rows each train on their own, and every so many batches `average` makes them equal.  0: never,
-    because there is one group, or because they always are."""
+    """Groups of workers that hold all rows each train on their own, and every so many batches `average` makes them equal.  0:
+    there is one group, or they always are equal."""
 
     @property
     def update_waits(self) -> bool:

@@ -79,9 +79,7 @@ class Averager:
         found = np.empty((sum(sizes), 2), np.int64)
         found[first : first + len(keys)] = np.column_stack([tables, keys])
         self._exchange.share_rows([Shared(found, sizes)])
-        unique_tables, unique_keys, _ = dedup_pairs(
-            found[:, 0].astype(np.uint16), np.ascontiguousarray(found[:, 1])
-        )
+        unique_tables, unique_keys, _ = dedup_pairs(found[:, 0].astype(np.uint16), np.ascontiguousarray(found[:, 1]))
         return unique_tables, unique_keys
 
     def _average(self, store: KeyedRows, tables: np.ndarray, keys: np.ndarray) -> None:
@@ -95,7 +93,9 @@ class Averager:
         sizes = [count // members.size + (part < count % members.size) for part in range(members.size)]
         mine = sizes[members.rank]
         arrived = np.empty((members.size * mine, rows.shape[1]), group.dtype)
-        self._exchange.exchange_rows([Transfer(torch.from_numpy(rows), torch.from_numpy(arrived), sizes, [mine] * members.size)])
+        self._exchange.exchange_rows(
+            [Transfer(torch.from_numpy(rows), torch.from_numpy(arrived), sizes, [mine] * members.size)]
+        )
         first = sum(sizes[: members.rank])
         total = arrived[:mine].copy()
         for part in range(1, members.size):

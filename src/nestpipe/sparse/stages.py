@@ -82,7 +82,7 @@ class SparseStages:
         traffic: Traffic | None = None,
         moment_scale: float | None = None,
     ) -> None:
-        """`moment_scale`: replicas train on their own and are averaged, with this factor in row-wise Adagrad; None: they stay equal."""
+        """`moment_scale`: replicas are averaged, and row-wise Adagrad has this factor; None: replicas stay equal."""
         self.world = world
         topology = topology or one_group(world)
         self.shard, self.replicas = topology.shard, topology.replicas
@@ -95,7 +95,9 @@ class SparseStages:
         self.lookups = list(lookups)
         self.groups = [l.group for l in lookups]
         scaled = moment_scale if self._averages else None
-        self._optimizers = [group.optimizer if scaled is None else with_moments(group.optimizer, scaled) for group in self.groups]
+        self._optimizers = [
+            group.optimizer if scaled is None else with_moments(group.optimizer, scaled) for group in self.groups
+        ]
         self.stores = [make_store(group, seed, world.rank, tier) for group in self.groups]
         self.clock = AgreedClock()
         began = time.monotonic()

@@ -161,7 +161,9 @@ def recipe_options(recipe: Recipe) -> Options:
     averages = several and recipe.pipeline.replicas == "average"
     return resolve(
         recipe.pipeline,
-        workload_of(model, dense, deferred, clips=clips, on_disk=on_disk, replicates=several and not averages, averages=averages),
+        workload_of(
+            model, dense, deferred, clips=clips, on_disk=on_disk, replicates=several and not averages, averages=averages
+        ),
     )
 
 
