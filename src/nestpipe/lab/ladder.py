@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nestpipe.config.build import RecipeError, build
 from nestpipe.errors import NestPipeError
+from nestpipe.lab.layout import Layout
 from nestpipe.lab.settings import read_settings
 
 REPOSITORY = Path(__file__).parents[3]
@@ -74,6 +75,10 @@ class Ladder:
     rungs: list[Rung]
     workload: dict[str, Setting] = field(default_factory=dict)
     workers: int = 2
+    """Each on a host of its own where there is a link, otherwise all on one host.  Not read where `hosts` is set."""
+    hosts: int | None = None
+    """Hosts with `workers_per_host` workers each.  Without a link they are torchrun's nodes, all on loopback."""
+    workers_per_host: int = 1
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     """Rungs to compare all others with."""
@@ -85,9 +90,27 @@ class Ladder:
     whole_turns: bool = False
     """Compare the time of whole turns instead of median steps: for work that happens once in a turn."""
     link: str | None = None
-    """Rate of every worker's link; None: all workers on loopback."""
+    """Rate of every host's link, which its workers share; None: all workers on loopback."""
+    inside: str | None = None
+    """Rate at which workers of one host talk to one another, all together; None: as fast as the machine.  Needs a link."""
     disk: str | None = None
     """Rates of every host's disk, for example "read 20000/s, write 20mb/s"; None: as fast as the machine's."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "hosts", "workers_per_host"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.hosts is not None:
+            object.__setattr__(self, "workers", self.hosts * self.workers_per_host)
+        elif self.workers_per_host > 1:
+            raise ValueError("workers_per_host is for a ladder with hosts: set hosts, too")
+
+    def layout(self, link: str | None) -> Layout:
+        """Who is where, on links of this rate."""
+        if self.hosts is not None:
+            return Layout(self.hosts, self.workers_per_host)
+        return Layout(self.workers, 1) if link is not None else Layout(1, self.workers)
 
     def only(self, names: list[str]) -> Ladder:
         """The ladder with these rungs (no names: all), and the comparisons that they allow."""

@@ -1,5 +1,8 @@
 """Virtual hosts: network namespaces on a bridge, each with a link of a given rate in both directions.
 
+Workers of one host share its link to other hosts.  Between themselves they talk by its loopback: a message to an address
+of the own namespace never reaches the link.  So the loopback is the fast link inside a host, and can be shaped too.
+
 Everything is made with `ip` and `tc` from iproute2, carries the lab's own name, and is recorded in a file before it is
 made.  So `down` can remove it after a crash, and never touches anything else.
 """
@@ -54,15 +57,24 @@ class Host:
 class Network:
     """`hosts` namespaces on one bridge; each port passes `rate` in either direction (None: as fast as the machine).
 
-    Use it as a context manager, or call `up` and leave it for `nestpipe lab down`.
+    `inside`: what all workers of a host together pass to one another, in both directions together, as on a bus (None: as
+    fast as the machine).  Use it as a context manager, or call `up` and leave it for `nestpipe lab down`.
     """
 
-    def __init__(self, hosts: int, rate: str | None, name: str | None = None, owner: int | None = None) -> None:
+    def __init__(
+        self,
+        hosts: int,
+        rate: str | None,
+        name: str | None = None,
+        owner: int | None = None,
+        inside: str | None = None,
+    ) -> None:
         if not 1 <= hosts <= MOST_HOSTS:
             raise LabError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}")
-        if rate is not None:
-            megabytes_per_ms(rate)
-        self.rate = rate
+        for one in (rate, inside):
+            if one is not None:
+                megabytes_per_ms(one)
+        self.rate, self.inside = rate, inside
         self.name = name or f"np{os.getpid() % 0x1000000:x}"
         self.owner = os.getpid() if owner is None else owner
         self.bridge = f"{self.name}-br"
@@ -79,7 +91,7 @@ class Network:
         REGISTER.mkdir(exist_ok=True)
         if self._file.exists():
             raise LabError(f"there is a lab {self.name!r} already: `nestpipe lab down` removes it")
-        self._file.write_text(json.dumps({"hosts": len(self.hosts), "rate": self.rate, "owner": self.owner}))
+        self._file.write_text(json.dumps({"hosts": len(self.hosts), "rate": self.rate, "inside": self.inside, "owner": self.owner}))
         try:
             _ip("link", "add", self.bridge, "type", "bridge", "forward_delay", "0")
             _ip("link", "set", self.bridge, "up")
@@ -99,10 +111,10 @@ class Network:
         _ip(*inside, "link", "set", host.interface, "up")
         _ip(*inside, "link", "set", "lo", "up")
         if self.rate is not None:
-            # The burst is 2 ms at a gigabit.  The queue holds what TCP has in flight, as packet loss would measure TCP.
-            shape = ("root", "tbf", "rate", self.rate, "burst", str(BURST_BYTES), "latency", "500ms")
-            _run("tc", "qdisc", "add", "dev", port, *shape)
-            _run("tc", *inside, "qdisc", "add", "dev", host.interface, *shape)
+            _run("tc", "qdisc", "add", "dev", port, *_shape(self.rate))
+            _run("tc", *inside, "qdisc", "add", "dev", host.interface, *_shape(self.rate))
+        if self.inside is not None:
+            _run("tc", *inside, "qdisc", "add", "dev", "lo", *_shape(self.inside))
 
     def down(self) -> None:
         """Removes whatever `up` made."""
@@ -140,7 +152,8 @@ def known() -> list[Network]:
     for path in sorted(REGISTER.glob("np*.json")) if REGISTER.is_dir() else []:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, LabError):
             values = json.loads(path.read_text())
-            found.append(Network(int(values["hosts"]), values["rate"], path.stem, int(values["owner"])))
+            inside = values.get("inside")  # labs of older versions have none
+            found.append(Network(int(values["hosts"]), values["rate"], path.stem, int(values["owner"]), inside))
     return found
 
 
@@ -150,6 +163,11 @@ def remove_abandoned() -> list[str]:
     for network in gone:
         network.down()
     return [network.name for network in gone]
+
+
+def _shape(rate: str) -> tuple[str, ...]:
+    """The burst is 2 ms at a gigabit.  The queue holds what TCP has in flight, as packet loss would measure TCP."""
+    return ("root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", "500ms")
 
 
 def _check_machine() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from nestpipe.lab.disks import Disks, remove_abandoned_disks
-from nestpipe.lab.ladder import REPOSITORY, BenchError, Ladder, Rung
+from nestpipe.lab.ladder import OUR_WORKER, REPOSITORY, BenchError, Ladder, Rung
+from nestpipe.lab.layout import Layout
 from nestpipe.lab.network import Network, remove_abandoned
-from nestpipe.lab.settings import PEERS, WorkerOptions
+from nestpipe.lab.settings import PEERS, WorkerOptions, read_settings
 from nestpipe.lab.summary import summarise
 from nestpipe.lab.turn_taking import TurnTaker, end_with_parent
 from nestpipe.launch.signals import signals_held
@@ -41,12 +43,14 @@ def run_ladder(
     tell: Callable[[float, str], None],
     link: str | None = None,
     disk: str | None = None,
+    inside: str | None = None,
 ) -> dict[str, Any]:
     """Starts all rungs, then lets each train once per round.  Returns their step times, spread and ratios.
 
-    `link`: the rate of links in a lab with one worker per host; None: all workers on loopback.  `disk`: the rates of
-    each host's disk; None: as fast as the machine's.
+    `link`: the rate of the hosts' links; None: all workers on loopback.  `disk`: the rates of each host's disk; None: as
+    fast as the machine's.  `inside`: the rate between workers of a host, where there is a link; None: unshaped.
     """
+    layout = ladder.layout(link)
     rungs = [rung for rung in ladder.rungs if rung.peer is None or rung.peer in peers]
     for peer in peers:
         if peer not in PEER_SCRIPTS:
@@ -59,11 +63,11 @@ def run_ladder(
         network = disks = None
         if link is not None:
             remove_abandoned()
-            network = running.enter_context(Network(ladder.workers, link))
+            network = running.enter_context(Network(layout.hosts, link, inside=inside))
         if disk is not None:
             remove_abandoned_disks()
             directory = str(ladder.workload.get("disk_path", WorkerOptions.disk_path))
-            disks = running.enter_context(Disks(1 if network is None else ladder.workers, disk, directory))
+            disks = running.enter_context(Disks(layout.hosts, disk, directory))
         started: list[RunningRung] = []
         for rung in rungs:
             tell(len(started) * START_SHARE / total, f"starting {rung.name}")
@@ -80,8 +84,23 @@ def run_ladder(
                 one.train(turn)
         reports = [one.report() for one in started]
         for one, report in zip(started, reports):
-            report["wire_bytes"] = one.wire_bytes
-    return {**summarise(ladder, rungs, reports, rounds), "link": link, "disk": disk}
+            report["wire_bytes"], report["between_bytes"] = one.wire_bytes, one.between_bytes
+    if layout.hosts > 1 and layout.per_host > 1:
+        tell(1.0, "counting what must travel between hosts")
+        for rung, report in zip(rungs, reports):
+            report["counted_bytes"] = _counted(ladder, rung, layout)
+    about = {"hosts": layout.hosts, "workers_per_host": layout.per_host, "link": link, "inside": inside, "disk": disk}
+    return {**summarise(ladder, rungs, reports, rounds), **about}
+
+
+def _counted(ladder: Ladder, rung: Rung, layout: Layout) -> dict[str, float] | None:
+    """Bytes between hosts by the keys alone, by what they are; None for rungs that cannot be counted."""
+    if rung.peer is not None or ladder.worker != OUR_WORKER:
+        return None
+    from nestpipe.lab.counting import count_rung  # needs torch, which the ladder itself does not
+
+    counted = count_rung(read_settings({**ladder.workload, **rung.set}), layout)
+    return None if counted is None else {**vars(counted), "total": counted.total}
 
 
 class RunningRung(TurnTaker):
@@ -100,6 +119,8 @@ class RunningRung(TurnTaker):
         self.rung, self._network, self._disks = rung, network, disks
         self.wire_bytes: list[int] = []
         """Bytes that the busiest host sent in each turn, headers included."""
+        self.between_bytes: list[int] = []
+        """The same of all hosts together."""
         config = folder / "config.json"
         config.write_text(json.dumps({**ladder.workload, **rung.set, "turns": rounds}))
         python, program = (sys.executable, ["-m", ladder.worker])
@@ -107,17 +128,22 @@ class RunningRung(TurnTaker):
             python, program = str(PEER_PYTHON), [str(PEER_SCRIPTS[rung.peer])]
         program = [*program, "--config", str(config), "--out", str(self._out)]
         launcher = [python, "-m", "torch.distributed.run"]
-        if network is None:
-            command = [*launcher, "--nproc-per-node", str(ladder.workers), "--standalone", *program]
-            self._processes = [self._start(command, "lo", 0)]
+        layout = ladder.layout(None if network is None else network.rate or "")
+        launcher += ["--nproc-per-node", str(layout.per_host)]
+        if layout.hosts == 1 and network is None:
+            self._processes = [self._start([*launcher, "--standalone", *program], "lo", 0)]
             return
-        port = str(FIRST_PORT + int(folder.name))
-        launcher += ["--nnodes", str(ladder.workers), "--nproc-per-node", "1"]
-        launcher += ["--master-addr", network.hosts[0].address, "--master-port", port]
-        self._processes = [
-            self._start(host.command([*launcher, "--node-rank", str(rank), *program]), host.interface, rank, cores)
-            for rank, (host, cores) in enumerate(zip(network.hosts, cores_of_hosts(ladder.workers)))
-        ]
+        address, port = "127.0.0.1", FIRST_PORT + int(folder.name)
+        if network is not None:
+            address = network.hosts[0].address
+        else:
+            port = _free_port()
+        launcher += ["--nnodes", str(layout.hosts), "--master-addr", address, "--master-port", str(port)]
+        for host, cores in enumerate(cores_of_hosts(layout.hosts)):
+            command, interface = [*launcher, "--node-rank", str(host), *program], "lo"
+            if network is not None:
+                command, interface = network.hosts[host].command(command), network.hosts[host].interface
+            self._processes.append(self._start(command, interface, host, cores))
 
     def _start(
         self, command: list[str], interface: str, host: int, cores: set[int] | None = None
@@ -138,8 +164,17 @@ class RunningRung(TurnTaker):
         before = self._network.bytes_sent() if self._network else []
         super().train(turn)
         if self._network and turn:
-            sent = (after - already for after, already in zip(self._network.bytes_sent(), before))
+            sent = [after - already for after, already in zip(self._network.bytes_sent(), before)]
             self.wire_bytes.append(max(sent))
+            self.between_bytes.append(sum(sent))
+
+
+def _free_port() -> int:
+    """On loopback, where other programs have ports, too."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def cores_of_hosts(hosts: int) -> list[set[int] | None]:
