@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nestpipe.cli.bench_gr import GR, measure_gr, tables
+from nestpipe.cli.bench_tables import best_line, between_hosts_table, hidden_line, mix_line, stages_table, steps_table
 from nestpipe.cli.output import check_writable, console, write_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from nestpipe.lab.ladder import Ladder
 
 CLUSTERING = "clustering"
 """Not a ladder, but measured by the same command."""
@@ -29,6 +30,8 @@ examples:
   nestpipe bench dlrm --link none                            all rungs, on loopback
   nestpipe bench dlrm --link 500mbit --rounds 8              one host per worker, with shaped links (needs root)
   nestpipe bench dlrm --peers torchrec --page dlrm.html      beside TorchRec, and as a page
+  nestpipe bench dlrm --hosts 2 --workers-per-host 2 --link 500mbit --inside 5gbit
+                                                             hosts with several workers, which have a link of their own
   nestpipe bench dlrm --rung "serial N=8" --rung "nested N=8" --json dlrm.json
   nestpipe bench clustering --data ml-1m.zip                 rows sent, by how samples are divided into micro-batches
   nestpipe bench gr --peers hstu=~/generative-recommenders   HSTU and FuXi beside plain torch and a peer's checkout
@@ -56,12 +59,22 @@ def add(commands: Any) -> None:
         help="measure only this rung; repeatable; default: all rungs of the ladder",
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each rung; default: the ladder's")
-    parser.add_argument("--workers", type=int, metavar="N", help="workers of every rung; default: the ladder's")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="workers of every rung, a host for each; default: the ladder's"
+    )
+    parser.add_argument("--hosts", type=int, metavar="N", help="hosts, instead of --workers; default: the ladder's")
+    parser.add_argument("--workers-per-host", type=int, metavar="N", help="workers of each host; default: the ladder's")
     parser.add_argument(
         "--link",
         metavar="RATE",
-        help="run each worker on a host of its own, a network namespace with a link of this rate, such as 500mbit (needs root); "
+        help="run each host in a network namespace with a link of this rate, such as 500mbit (needs root); "
         "none: loopback; default: the ladder's",
+    )
+    parser.add_argument(
+        "--inside",
+        metavar="RATE",
+        help="rate between workers of one host, all of them together, such as 5gbit; none: as fast as loopback is; "
+        "default: the ladder's",
     )
     parser.add_argument(
         "--disk",
@@ -94,32 +107,59 @@ def _run_ladder(args: argparse.Namespace, made: dict[str, str]) -> int:
     if args.data is not None:
         raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder generates its own data")
     ladder = load_ladder(args.ladder).only(args.rungs)
-    if args.workers is not None:
-        ladder = replace(ladder, workers=args.workers)
-    if ladder.workers < 1:
-        raise ValueError(f"--workers must be at least 1, not {ladder.workers}")
+    ladder = _on_hosts(ladder, args)
     rounds = args.rounds if args.rounds is not None else ladder.rounds
     if rounds < 1:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
     peers = args.peers or sorted({rung.peer for rung in ladder.rungs if rung.peer is not None and args.rungs})
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up hosts and rungs as Ctrl-C does
     with Display(args.ladder) as display:
-        link = ladder.link if args.link is None else None if args.link == "none" else args.link
-        disk = ladder.disk if args.disk is None else None if args.disk == "none" else args.disk
-        result = run_ladder(ladder, peers, rounds, display.show, link, disk)
+        result = run_ladder(ladder, peers, rounds, display.show, ladder.link, ladder.disk, ladder.inside)
     out = console(args.json)
-    out.print(_steps(result))
+    out.print(steps_table(result))
+    if any(rung.get("between_hosts") for rung in result["rungs"]):
+        out.print(between_hosts_table(result["rungs"]))
     if any("stages" in rung for rung in result["rungs"]):
-        out.print(_stages(result))
+        out.print(stages_table(result))
     for hidden in result["hidden"]:
-        out.print(_hidden(hidden))
+        out.print(hidden_line(hidden))
     mix, best = result.get("mix"), result.get("best")
     if mix is not None:
-        out.print(_mix(mix))
+        out.print(mix_line(mix))
     if best is not None:
-        out.print(_best(best, result["rungs"]))
+        out.print(best_line(best, result["rungs"]))
     _write(args, result | made)
     return 0 if all(checked["holds"] for checked in (mix, best) if checked is not None) else 1
+
+
+def _on_hosts(ladder: Ladder, args: argparse.Namespace) -> Ladder:
+    """The ladder with the workers, hosts, links and disks that flags ask for."""
+    for flag in ("workers", "hosts", "workers_per_host"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise ValueError(f"--{flag.replace('_', '-')} must be at least 1, not {value}")
+    if args.workers is not None:
+        if args.hosts is not None or args.workers_per_host is not None or ladder.hosts is not None:
+            raise ValueError(f"--workers {args.workers}: for hosts give --hosts and --workers-per-host instead")
+        ladder = replace(ladder, workers=args.workers)
+    if args.hosts is not None or args.workers_per_host is not None:
+        hosts, each = args.hosts or ladder.hosts or ladder.workers, args.workers_per_host or ladder.workers_per_host
+        ladder = replace(ladder, hosts=hosts, workers_per_host=each)
+    ladder = replace(
+        ladder,
+        link=_chosen(args.link, ladder.link),
+        disk=_chosen(args.disk, ladder.disk),
+        inside=_chosen(args.inside, ladder.inside),
+    )
+    if ladder.inside is not None and ladder.link is None:
+        if args.inside is not None:
+            raise ValueError(f"--inside {ladder.inside} shapes hosts that a link makes: give --link, too")
+        ladder = replace(ladder, inside=None)
+    return ladder
+
+
+def _chosen(flag: str | None, of_ladder: str | None) -> str | None:
+    return of_ladder if flag is None else None if flag == "none" else flag
 
 
 def _run_gr(args: argparse.Namespace, made: dict[str, str]) -> int:
@@ -138,7 +178,8 @@ def _run_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
     from nestpipe.train.display import Display
 
     for_ladders = {"--peers": args.peers, "--rung": args.rungs, "--rounds": args.rounds}
-    for_ladders |= {"--workers": args.workers, "--link": args.link, "--disk": args.disk}
+    for_ladders |= {"--workers": args.workers, "--link": args.link, "--disk": args.disk, "--hosts": args.hosts}
+    for_ladders |= {"--workers-per-host": args.workers_per_host, "--inside": args.inside}
     for flag, given in for_ladders.items():
         if given:
             raise ValueError(f"{flag} is for ladders; `nestpipe bench {CLUSTERING}` counts rows on one worker")
@@ -173,97 +214,3 @@ def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
     write_json(args.json, result)
     if args.page:
         write_report(Path(args.page), shape_bench(result, args.page), say_on=sys.stderr)
-
-
-def _best(best: dict[str, Any], rungs: list[dict[str, Any]]) -> str:
-    """How the rung with automatic micro-batches compares with the best fixed one."""
-    chosen = next(rung for rung in rungs if rung["name"] == best["rung"])["micro_batches_chosen"]
-    outcome = "within" if best["holds"] else "NOT within"
-    return (
-        f"{best['rung']!r} chose {chosen[-1][1]} micro-batches from batch {chosen[-1][0]} on and takes "
-        f"{_median(best['ratio'])} of the step of {best['fastest']!r}, the fastest given: {outcome} {best['within']:g}"
-    )
-
-
-def _mix(mix: dict[str, Any]) -> str:
-    """What the step of a rung is made of, against what the ladder wants, and the speedup that would be ideal."""
-    from nestpipe.lab.ladder import MIX_POINTS
-
-    words = {"lookup": "lookup", "all2all": "All2All", "compute": "compute and the rest"}
-    shares = ", ".join(f"{words[p]} {share:.1f} % (wanted {mix['wanted'][p]:g})" for p, share in mix["found"].items())
-    reached = ", ".join(
-        f"{name!r} reaches {spread['median']:.2f}x, {spread['median'] / mix['ideal']:.0%} of it"
-        for name, spread in mix["reached"].items()
-    )
-    outcome = "within" if mix["holds"] else "NOT within"
-    return (
-        f"step of {mix['wanted']['rung']!r}: {shares}: {outcome} {MIX_POINTS:g} points.  With nothing but that compute left, "
-        f"it would be {mix['ideal']:.2f}x as fast: the ideal.  {reached}"
-    )
-
-
-def _steps(result: dict[str, Any]) -> Table:
-    """Step times, and the speedup over each rung that others are compared with: median and quartiles over rounds."""
-    from rich.table import Table
-
-    rungs = result["rungs"]
-    link = f" on links of {result['link']}" if result["link"] else ""
-    disk = f", disks {result['disk']}" if result.get("disk") else ""
-    title = f"{result['title']}; {result['workers']} workers{link}{disk}, {result['rounds']} rounds"
-    table = Table(title=title, title_justify="left")
-    against = list(rungs[0]["ratios"])
-    limited = any("of_limit" in rung for rung in rungs)
-    wired = any("wire_bytes" in rung for rung in rungs)
-    columns = ["rung", "ms/step", "least - most", "CPU ms", "samples/s", *(["MB sent"] if wired else [])]
-    shared = any("compute_share" in rung for rung in rungs)
-    columns += ["compute busy"] if shared else []
-    columns += [*(f"x {name}" for name in against), *(["of the limit"] if limited else [])]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "rung" else "right")
-    for rung in rungs:
-        spread = f"{min(rung['step_ms_all']):.1f} - {max(rung['step_ms_all']):.1f}"
-        row = [f"{rung['step_ms']:.1f}", spread, f"{rung['cpu_ms']:.1f}", f"{rung['samples_per_s']:,.0f}"]
-        if wired:
-            row.append(f"{rung['wire_bytes'] / 1e6:.2f}" if "wire_bytes" in rung else "")
-        if shared:
-            row.append(f"{rung['compute_share']:.1%}" if "compute_share" in rung else "")
-        row += [_median(rung["ratios"][name]) for name in against]
-        row += [_median(rung["of_limit"]) if "of_limit" in rung else ""] if limited else []
-        table.add_row(rung["name"], *row)
-    return table
-
-
-def _median(spread: dict[str, float]) -> str:
-    return "{median:.2f} ({low:.2f} - {high:.2f})".format(**spread)
-
-
-def _hidden(hidden: dict[str, Any]) -> str:
-    """How much of some stages' exposed time another rung hides, by the stages' times and by step times."""
-    stages = " and ".join(hidden["stages"])
-    return (
-        f"{stages}: {hidden['exposed']!r} exposes {hidden['exposed_ms']:.1f} ms a step, {hidden['hidden']!r} "
-        f"{hidden['still_exposed_ms']:.1f}: {hidden['hidden_share']:.1%} hidden. "
-        f"Step times: {hidden['slower_ms']:.1f} ms more than "
-        f"{hidden['without'][0]!r}, {hidden['still_slower_ms']:.1f} more than {hidden['without'][1]!r}: "
-        f"{hidden['hidden_share_of_step']:.1%}"
-    )
-
-
-def _stages(result: dict[str, Any]) -> Table:
-    """Milliseconds of each stage per step on the slowest worker, and how much of it the step waited for."""
-    from rich.table import Table
-
-    rungs = [rung for rung in result["rungs"] if "stages" in rung]
-    table = Table(title="stages: busy ms per step, and in brackets how much of it was exposed", title_justify="left")
-    table.add_column("rung")
-    stages = [stage for stage in rungs[0]["stages"] if any(_is_visible(rung, stage) for rung in rungs)]
-    for stage in stages:
-        table.add_column(stage, justify="right")
-    for rung in rungs:
-        cells = [rung["stages"].get(stage, {"busy_ms": 0.0, "exposed_ms": 0.0}) for stage in stages]
-        table.add_row(rung["name"], *("{busy_ms:.1f} ({exposed_ms:.1f})".format(**cell) for cell in cells))
-    return table
-
-
-def _is_visible(rung: dict[str, Any], stage: str) -> bool:
-    return bool(rung["stages"].get(stage, {}).get("busy_ms", 0.0) >= 0.5)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 GR = "gr"
 ROUNDS = 4
 """As many as a workload has batches: each is timed once."""
-NOT_TAKEN = {"workers": "--workers", "link": "--link", "disk": "--disk", "data": "--data"}
+NOT_TAKEN = {"workers": "--workers", "hosts": "--hosts", "workers_per_host": "--workers-per-host"}
+NOT_TAKEN |= {"link": "--link", "inside": "--inside", "disk": "--disk", "data": "--data"}
 
 
 def measure_gr(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,9 +11,11 @@ Makes hosts out of network namespaces on a bridge, each with a link of the given
 """
 EPILOG = """\
 examples:
-  nestpipe lab up --hosts 2 --link 500mbit      make hosts, and print how to run a command on each
-  nestpipe lab ls                               list what is up
-  nestpipe lab down                             remove every lab that nestpipe made, and nothing else
+  nestpipe lab up --hosts 2 --link 500mbit                     make hosts, and print how to run a command on each
+  nestpipe lab up --link 500mbit --inside 5gbit --workers-per-host 2
+                                                               and a launch of two workers on each host
+  nestpipe lab ls                                              list what is up
+  nestpipe lab down                                            remove every lab that nestpipe made, and nothing else
 """
 
 
@@ -26,6 +28,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--link", default="none", metavar="RATE", help="up: the links' rate, such as 500mbit; default: not shaped"
     )
+    parser.add_argument(
+        "--inside", default="none", metavar="RATE", help="up: rate between workers of a host; default: not shaped"
+    )
+    parser.add_argument(
+        "--workers-per-host", type=int, default=1, metavar="N", help="up: of the launch that is printed; default: 1"
+    )
     parser.set_defaults(command=run)
 
 
@@ -37,10 +45,17 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
 def _up(args: argparse.Namespace) -> None:
     from nestpipe.lab.network import Network
 
-    # Without an owner, the hosts stay until `down`.
-    network = Network(args.hosts, None if args.link == "none" else args.link, owner=0)
+    if args.workers_per_host < 1:
+        raise ValueError(f"--workers-per-host must be at least 1, not {args.workers_per_host}")
+    link, inside = (None if rate == "none" else rate for rate in (args.link, args.inside))
+    network = Network(args.hosts, link, owner=0, inside=inside)  # without an owner, the hosts stay until `down`
     network.up()
     _show(network)
+    print("a launch of all hosts: on host I, with what is printed beside it before COMMAND")
+    first = f"--master-addr {network.hosts[0].address} --master-port 29500"
+    print(
+        f"  torchrun --nnodes {args.hosts} --nproc-per-node {args.workers_per_host} --node-rank I {first} -m nestpipe ..."
+    )
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -66,6 +81,7 @@ def _down(args: argparse.Namespace) -> None:
 
 
 def _show(network: Any) -> None:
-    print(f"{network.name}: {len(network.hosts)} hosts, links {network.rate or 'not shaped'}")
+    inside = f", inside {network.inside}" if network.inside else ""
+    print(f"{network.name}: {len(network.hosts)} hosts, links {network.rate or 'not shaped'}{inside}")
     for host in network.hosts:
         print(f"  {host.address}  GLOO_SOCKET_IFNAME={host.interface} {' '.join(host.command(['COMMAND']))}")

@@ -57,9 +57,7 @@ def count_flat(batches: Sequence[BatchKeys], dims: Sequence[int], layout: Layout
             keys += remote
             rows += remote * dim * FLOAT_BYTES
     pairs = layout.workers * (layout.workers - layout.per_host)
-    return Counted(
-        keys * (KEY_BYTES + TAG_BYTES), rows, rows, headers=pairs * _header_bytes(len(dims), micros)
-    )
+    return Counted(keys * (KEY_BYTES + TAG_BYTES), rows, rows, headers=pairs * _header_bytes(len(dims), micros))
 
 
 def count_replicas(batches: Sequence[BatchKeys], dims: Sequence[int], layout: Layout, micros: int) -> Counted:
@@ -76,9 +74,7 @@ def count_replicas(batches: Sequence[BatchKeys], dims: Sequence[int], layout: La
             keys += touched * others
             gradients += touched * others * dim * FLOAT_BYTES
     pairs = layout.workers * others  # an owner has one replica on every other host
-    return Counted(
-        keys * (KEY_BYTES + TAG_BYTES), 0.0, gradients, headers=pairs * _header_bytes(len(dims), micros)
-    )
+    return Counted(keys * (KEY_BYTES + TAG_BYTES), 0.0, gradients, headers=pairs * _header_bytes(len(dims), micros))
 
 
 def count_dense(parameters: int, layout: Layout) -> float:

@@ -76,9 +76,6 @@ class Ladder:
     workload: dict[str, Setting] = field(default_factory=dict)
     workers: int = 2
     """Each on a host of its own where there is a link, otherwise all on one host.  Not read where `hosts` is set."""
-    hosts: int | None = None
-    """Hosts with `workers_per_host` workers each.  Without a link they are torchrun's nodes, all on loopback."""
-    workers_per_host: int = 1
     rounds: int = 12
     against: list[str] = field(default_factory=list)
     """Rungs to compare all others with."""
@@ -89,6 +86,9 @@ class Ladder:
     best: Best | None = None
     whole_turns: bool = False
     """Compare the time of whole turns instead of median steps: for work that happens once in a turn."""
+    hosts: int | None = None
+    """Hosts with `workers_per_host` workers each.  Without a link they are torchrun's nodes, all on loopback."""
+    workers_per_host: int = 1
     link: str | None = None
     """Rate of every host's link, which its workers share; None: all workers on loopback."""
     inside: str | None = None

@@ -91,7 +91,8 @@ class Network:
         REGISTER.mkdir(exist_ok=True)
         if self._file.exists():
             raise LabError(f"there is a lab {self.name!r} already: `nestpipe lab down` removes it")
-        self._file.write_text(json.dumps({"hosts": len(self.hosts), "rate": self.rate, "inside": self.inside, "owner": self.owner}))
+        about = {"hosts": len(self.hosts), "rate": self.rate, "inside": self.inside, "owner": self.owner}
+        self._file.write_text(json.dumps(about))
         try:
             _ip("link", "add", self.bridge, "type", "bridge", "forward_delay", "0")
             _ip("link", "set", self.bridge, "up")

@@ -89,8 +89,8 @@ def run_ladder(
         tell(1.0, "counting what must travel between hosts")
         for rung, report in zip(rungs, reports):
             report["counted_bytes"] = _counted(ladder, rung, layout)
-    about = {"hosts": layout.hosts, "workers_per_host": layout.per_host, "link": link, "inside": inside, "disk": disk}
-    return {**summarise(ladder, rungs, reports, rounds), **about}
+    places = {"hosts": layout.hosts, "workers_per_host": layout.per_host}
+    return {**summarise(ladder, rungs, reports, rounds), **places, "link": link, "inside": inside, "disk": disk}
 
 
 def _counted(ladder: Ladder, rung: Rung, layout: Layout) -> dict[str, float] | None:
@@ -128,7 +128,9 @@ class RunningRung(TurnTaker):
             python, program = str(PEER_PYTHON), [str(PEER_SCRIPTS[rung.peer])]
         program = [*program, "--config", str(config), "--out", str(self._out)]
         launcher = [python, "-m", "torch.distributed.run"]
-        layout = ladder.layout(None if network is None else network.rate or "")
+        layout = ladder.layout(None)
+        if network is not None:
+            layout = Layout(len(network.hosts), ladder.workers // len(network.hosts))
         launcher += ["--nproc-per-node", str(layout.per_host)]
         if layout.hosts == 1 and network is None:
             self._processes = [self._start([*launcher, "--standalone", *program], "lo", 0)]

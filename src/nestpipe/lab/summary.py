@@ -119,6 +119,23 @@ def _hidden(hides: Hides, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _between_hosts(report: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Bytes from hosts to other hosts in a step, all hosts together, each in its own way; None where it is not known.
+
+    `wire`: measured at the hosts' links.  `engine`: what the workers handed over to be sent.  `counted`: what the keys
+    alone say must travel.
+    """
+    between = report.get("between_bytes")
+    counted = report["counted_bytes"]
+    engine = report.get("bytes_between_by_rank")
+    return {
+        "wire": statistics.median(between) / (steps + 1) if between else None,
+        "engine": sum(engine) if engine else None,
+        "counted": counted["total"] if counted else None,
+        "parts": {part: bytes_ for part, bytes_ in counted.items() if part != "total"} if counted else None,
+    }
+
+
 def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
     """Per turn, the slowest worker's median step, which a stall of the machine does not move, and its mean step."""
     config = report["config"]
@@ -139,6 +156,8 @@ def _summary(rung: Rung, report: dict[str, Any]) -> dict[str, Any]:
     }
     if report.get("wire_bytes"):
         summary["wire_bytes"] = statistics.median(report["wire_bytes"]) / (steps + 1)  # one step of a turn is not timed
+    if "counted_bytes" in report:
+        summary["between_hosts"] = _between_hosts(report, steps)
     if "stages_by_rank" in report:
         ranks = report["stages_by_rank"]
         summary["stages"] = {
