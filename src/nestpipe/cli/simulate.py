@@ -27,6 +27,8 @@ examples:
   nestpipe simulate                                       1,536 workers, and how far off each published figure is
   nestpipe simulate --workers 128,1536,10240              several sizes
   nestpipe simulate --sweep micro --svg micro.svg         one thing varied: workers, micro, batch, link or skew
+  nestpipe simulate --sweep group                         replica groups of every size on 128 to 10,240 workers
+  nestpipe simulate --sweep group --system nestpipe+hsp --sharing 0.7 --svg hsp.svg
   nestpipe simulate --system nestpipe --micro 16 --skew 0.5 --topology hierarchical:8
   nestpipe simulate --calibrate lab.toml                  measure this machine (root, some minutes) and write a profile
   nestpipe simulate --profile lab.toml --workers 2,3,4 --link-speed 0.5
@@ -53,7 +55,19 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--jitter", type=float, metavar="X", help="spread of compute over workers, as a share; default: the profile's"
     )
+    parser.add_argument(
+        "--sharing",
+        type=float,
+        metavar="X",
+        help="n workers touch n ** X times the rows of one: 1, no two share a row; default: the profile's",
+    )
     parser.add_argument("--topology", default="full-mesh", metavar="T", help="full-mesh, groups:G or hierarchical:K")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        metavar="I",
+        help="workers of a replica group; default: the profile's number of groups",
+    )
     parser.add_argument(
         "--steps",
         type=int,
@@ -61,7 +75,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="steps to simulate; the first 10 are not counted; default: 50",
     )
-    parser.add_argument("--sweep", metavar="AXIS", help="vary workers, micro, batch, link or skew")
+    parser.add_argument("--sweep", metavar="AXIS", help="vary workers, micro, batch, link, skew or group")
     parser.add_argument("--svg", metavar="FILE", help="with --sweep: draw it here")
     parser.add_argument("--calibrate", metavar="FILE", help="measure this machine and write its profile here")
     parser.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
@@ -69,6 +83,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, arguments: list[str]) -> int:
+    from nestpipe.sim import group_sweep
     from nestpipe.sim.figures import Settings
     from nestpipe.sim.profile import load_profile
 
@@ -76,12 +91,19 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
     if args.calibrate is not None:
         return _calibrate(args)
     if args.svg is not None and args.sweep is None:
-        raise ValueError("--svg draws a sweep: add --sweep workers, micro, batch, link or skew")
+        raise ValueError("--svg draws a sweep: add --sweep workers, micro, batch, link, skew or group")
     profile = load_profile(args.profile)
     if args.jitter is not None:
         profile = replace(profile, jitter=args.jitter)
-    settings = Settings(args.micro, args.batch, args.link_speed, args.skew, args.topology, args.steps)
+    if args.sharing is not None:
+        profile = replace(profile, network=replace(profile.network, sharing=args.sharing))
+    settings = Settings(args.micro, args.batch, args.link_speed, args.skew, args.topology, args.steps, args.group_size)
     out = console(args.json)
+    if args.sweep == group_sweep.AXIS:
+        from nestpipe.cli.simulate_groups import show_groups
+
+        sizes = group_sweep.WORKERS if args.workers is None else _workers(args.workers, profile)
+        return show_groups(args, profile, sizes, settings, out)
     workers = _workers(args.workers, profile)
     show = _sweep if args.sweep else _table
     return show(args, profile, workers, settings, out)
@@ -133,7 +155,7 @@ def _table(args: argparse.Namespace, profile: Profile, workers: list[int], setti
     )
     result: dict[str, Any] = {"profile": args.profile, "rows": rows, "seconds": took}
     code = 0
-    if args.profile == published.PROFILE and settings == Settings() and args.jitter is None:
+    if args.profile == published.PROFILE and settings == Settings() and args.jitter is None and args.sharing is None:
         found = published.compare(profile)
         _print_comparison(out, found, profile)
         result["published"] = [{**vars(one), "error": one.error, "holds": one.holds} for one in found]
@@ -169,12 +191,13 @@ def _print_comparison(out: Console, found: Sequence[Comparison], profile: Profil
 def _sweep(args: argparse.Namespace, profile: Profile, workers: list[int], settings: Settings, out: Console) -> int:
     from rich.table import Table
 
+    from nestpipe.sim import group_sweep
     from nestpipe.sim.plot import plot
     from nestpipe.sim.sweep import AXES, sweep
     from nestpipe.train.display import Display
 
     if args.sweep not in AXES:
-        raise ValueError(f"--sweep must be one of {', '.join(AXES)}, not {args.sweep!r}")
+        raise ValueError(f"--sweep must be one of {', '.join(AXES)}, {group_sweep.AXIS}, not {args.sweep!r}")
     check_writable(args.svg, "--svg")
     if args.sweep != "workers" and len(workers) > 1:
         raise ValueError(f"--sweep {args.sweep} takes one number of workers, not {len(workers)}")

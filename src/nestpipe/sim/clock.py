@@ -38,7 +38,9 @@ class Cost:
     after: float = 0.0
     """After the wire: the latency of a message, whatever its size."""
     groups: int = 0
-    """Workers wait for each other before the wire part, in this many groups; 0: they do not wait."""
+    """Workers wait for each other before the wire part, in this many groups of neighbours; 0: they do not wait."""
+    across: bool = False
+    """They wait across those groups instead: the first workers of all groups for each other, the second ones, and so on."""
     ahead: bool = False
     """The host launches the device part ahead of time, so that both parts overlap."""
     from_share: float = 1.0
@@ -107,7 +109,9 @@ def simulate(
             else:
                 at = at + takes.host
             at = np.maximum(at, now.start + takes.device) if takes.ahead else at + takes.device
-            if takes.groups:
+            if takes.groups and takes.across:
+                at = np.tile(at.reshape(takes.groups, -1).max(axis=0), takes.groups)
+            elif takes.groups:
                 at = at.reshape(takes.groups, -1).max(axis=1).repeat(workers // takes.groups)
             if np.any(takes.wire):
                 ready[lane] = _Ready(now.start, at, takes, computed=True)

@@ -14,7 +14,7 @@ from nestpipe.sim.clock import simulate
 from nestpipe.sim.costs import Cluster
 from nestpipe.sim.profile import Profile
 from nestpipe.sim.systems import SYSTEMS, System
-from nestpipe.sim.topology import FULL_MESH, parse
+from nestpipe.sim.topology import FULL_MESH, Grouped, Topology, parse
 
 STEPS = 50
 WARMUP = 10
@@ -37,6 +37,8 @@ class StepFigures:
     compute_ms: float
     raw_comm_ms: float
     """All All2All, hidden or not."""
+    group_size: int
+    """Workers that share one copy of the tables; each holds this part of them."""
     busiest_lane: str
     """Other than compute."""
     busiest_lane_ms: float
@@ -57,9 +59,12 @@ class Settings:
     topology: str = FULL_MESH
     """For systems that have no groups of their own."""
     steps: int = STEPS
+    group_size: int | None = None
+    """Workers of a group, for systems with groups; None: the profile's number of groups."""
 
     def __post_init__(self) -> None:
-        for flag, value in (("--micro", self.micro_batches), ("--batch", self.batch)):
+        counts = (("--micro", self.micro_batches), ("--batch", self.batch), ("--group-size", self.group_size))
+        for flag, value in counts:
             if value is not None and value < 1:
                 raise ValueError(f"{flag} must be at least 1, not {value}")
         if not 0 < self.link < math.inf:
@@ -107,6 +112,7 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
         exposed["dense"],
         exposed["compute"],
         raw,
+        cluster.topology.group_size,
         busiest,
         others[busiest],
     )
@@ -115,13 +121,22 @@ def run(system: System, profile: Profile, workers: int, settings: Settings = Set
 def cluster_of(system: System, profile: Profile, workers: int, settings: Settings) -> Cluster:
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, not {workers}")
-    text = f"groups:{profile.groups}" if system.grouped else settings.topology
-    topology = parse(text, workers)
+    topology = _grouped(profile, workers, settings) if system.grouped else parse(settings.topology, workers)
     micro_batches = (settings.micro_batches or profile.micro_batches) if system.pipelined else 1
     batch = settings.batch or profile.samples
     if micro_batches > batch:
         raise ValueError(f"--micro {micro_batches} is more than the {batch} samples of a batch")
-    return Cluster(profile, topology, micro_batches, batch, settings.link, settings.skew)
+    replicates = system.copies == "exact"
+    return Cluster(profile, topology, micro_batches, batch, settings.link, replicates, settings.skew)
+
+
+def _grouped(profile: Profile, workers: int, settings: Settings) -> Topology:
+    size = settings.group_size
+    if size is None:
+        return parse(f"groups:{profile.groups}", workers)
+    if workers % size:
+        raise ValueError(f"--group-size {size} does not divide {workers} workers")
+    return Grouped(workers, groups=workers // size)
 
 
 def table(

@@ -18,8 +18,13 @@ COLOUR_NAMES = (*COLOURS, "#555555", "#cc3311")
 Line = Sequence[tuple[float, float]]
 
 
-def plot(lines: Mapping[str, Line], title: str, across: str, up: str) -> str:
-    """Draws every line with its name at its end.  An axis is logarithmic if its values differ a lot."""
+def plot(
+    lines: Mapping[str, Line], title: str, across: str, up: str, rings: Mapping[str, tuple[float, float]] | None = None
+) -> str:
+    """Draws every line with its name at its end.  An axis is logarithmic if its values differ a lot.
+
+    `rings`: a point of a line to draw a ring around.
+    """
     xs = sorted({x for line in lines.values() for x, _ in line})
     across_axis = Axis.over(xs[0], xs[-1], LEFT, WIDTH - RIGHT)
     heights = [y for line in lines.values() for _, y in line]
@@ -60,6 +65,11 @@ def plot(lines: Mapping[str, Line], title: str, across: str, up: str) -> str:
         points = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in line)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="2.6" fill="{colour}"/>' for x, y in line]
+        if rings and name in rings:
+            x, y = rings[name]
+            parts.append(
+                f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="7" fill="none" stroke="{colour}" stroke-width="2"/>'
+            )
         parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{ends[name] + 4:.1f}" fill="{colour}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -45,6 +45,8 @@ class NetworkCost:
     rows_mb: float = 0.0
     """Rows of a batch from all owners; their gradients have the same size."""
     keys_mb: float = 0.0
+    sharing: float = 1.0
+    """How distinct rows grow with workers: n of them touch n ** sharing times the rows of one.  1: no two share a row."""
     dense_mb: float = 0.0
     """Dense gradients."""
     share: float = 1.0
@@ -70,7 +72,7 @@ class Profile:
     """Workers of the cluster that the profile describes."""
     micro_batches: int = 8
     groups: int = 4
-    """Groups of 2D sparse parallelism: each divides the tables among its workers, and groups hold copies."""
+    """Replica groups of systems that have them: each divides the tables among its workers, and groups hold copies."""
     reference_workers: int = 128
     """Number of workers to compare scaling with."""
     buckets: int = 1
@@ -101,6 +103,8 @@ class Profile:
             raise ProfileError("buckets_final must be shares from 0 to 1")
         if not 0 < self.network.share <= 1:
             raise ProfileError(f"network.share must be above 0 and at most 1, not {self.network.share}")
+        if not 0 <= self.network.sharing <= 1:
+            raise ProfileError(f"network.sharing must be from 0 to 1, not {self.network.sharing}")
         if self.network.mb_per_ms <= 0:
             raise ProfileError(f"network.mb_per_ms must be above 0, not {self.network.mb_per_ms}")
         checked = [("network.", vars(self.network)), ("", {"machine_cores": self.machine_cores, "jitter": self.jitter})]

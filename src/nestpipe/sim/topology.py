@@ -44,8 +44,17 @@ class Topology:
 
     workers: int
 
+    @property
+    def group_size(self) -> int:
+        """Workers that share one copy of the tables."""
+        return self.workers
+
     def exchange(self) -> AllToAll:
         return AllToAll(self.workers, 1)
+
+    def between_copies(self) -> AllToAll:
+        """Among the owners of the same rows, one in every group, each on its own."""
+        return AllToAll(self.workers // self.group_size, self.group_size)
 
     def takes(self, network: NetworkCost, mb: float) -> Message:
         """An All2All of rows or gradients; `mb` counts those that stay on the worker, too."""
@@ -59,15 +68,20 @@ class FullMesh(Topology):
 
 @dataclass(frozen=True)
 class Grouped(Topology):
-    """2D sparse parallelism: every group has all tables, divided among its workers.
+    """Replica groups: every group has all tables, divided among its workers, and All2All stays inside a group.
 
-    Sums over the copies count as part of the exchange, as in the published figures.
+    How copies are kept equal is not the topology's: `replicate` is in the list of HSP.  What 2D-SP does counts as part of
+    the exchange, as in the published figures.
     """
 
     groups: int = 4
 
     def exchange(self) -> AllToAll:
-        return AllToAll(self.workers // self.groups, self.groups)
+        return AllToAll(self.group_size, self.groups)
+
+    @property
+    def group_size(self) -> int:
+        return self.workers // self.groups
 
 
 @dataclass(frozen=True)
