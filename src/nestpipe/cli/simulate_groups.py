@@ -54,12 +54,15 @@ def show_groups(
 
 
 def _picture(rows: list[dict[str, Any]], system: str, profile: Profile) -> str:
-    """A line for every cluster, with a ring around its fastest size."""
+    """A line for every cluster, with a ring around its fastest size; steps of more than twice that are left out."""
     from nestpipe.sim.plot import plot
 
     lines: dict[str, list[tuple[float, float]]] = {}
     rings: dict[str, tuple[float, float]] = {}
+    fastest = {row["workers"]: row["step_ms"] for row in rows if row["best"]}
     for row in rows:
+        if row["step_ms"] > 2 * fastest[row["workers"]]:
+            continue
         name, point = f"{row['workers']:,} workers", (row["group_size"], row["step_ms"])
         lines.setdefault(name, []).append(point)
         if row["best"]:

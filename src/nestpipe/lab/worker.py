@@ -77,6 +77,7 @@ def run(settings: RungSettings, world: World, same: Any, turns: Any, folder: Pat
         "losses": losses,
         "stages": mean_report([turn.stages for turn in taken]),
         "bytes_sent": sum(turn.bytes_sent for turn in taken) / (config["steps"] * config["turns"]),
+        "bytes_between": sum(turn.bytes_between for turn in taken) / (config["steps"] * config["turns"]),
         "disk_rows": rows,
         "micro_batches_chosen": pipeline.micro_batch_choices,
         "buckets": pipeline.options.buckets,
@@ -153,11 +154,13 @@ class TimedTurn:
     """From the first step until nothing runs any more."""
     cpu_s: float
     bytes_sent: int
+    bytes_between: int
+    """Of these, to workers of other hosts."""
 
 
 def take_turn(pipeline: TrainPipeline, step: Callable[[], float], saving: Saving, steps: int) -> TimedTurn:
     pipeline.timeline.restart()
-    sent = pipeline.traffic.bytes_sent
+    sent, between = pipeline.traffic.bytes_sent, bytes_between_hosts(pipeline)
     if pipeline.world.size > 1:
         dist.barrier()
     cpu, start = time.process_time(), time.perf_counter()
@@ -177,7 +180,15 @@ def take_turn(pipeline: TrainPipeline, step: Callable[[], float], saving: Saving
         time.perf_counter() - start,
         time.process_time() - cpu,
         pipeline.traffic.bytes_sent - sent,
+        bytes_between_hosts(pipeline) - between,
     )
+
+
+def bytes_between_hosts(pipeline: TrainPipeline) -> int:
+    """Bytes that this worker has sent to workers of other hosts, by torchrun's count of workers on a host."""
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", pipeline.world.size))
+    sent = pipeline.traffic.by_rank()
+    return sum(count for rank, count in sent.items() if rank // each != pipeline.world.rank // each)
 
 
 def disk_rows(pipeline: TrainPipeline) -> dict[str, int]:
@@ -205,7 +216,7 @@ def main() -> None:
         ranks = [None] * world.size
         dist.all_gather_object(ranks, figures)
     if world.rank == 0:
-        by_rank = ("step_s", "window_s", "cpu_s", "stages", "bytes_sent")
+        by_rank = ("step_s", "window_s", "cpu_s", "stages", "bytes_sent", "bytes_between")
         first = ("disk_rows", "micro_batches_chosen", "buckets", "checkpoints")
         report = {
             "system": f"nestpipe-{settings.pipeline.schedule}",
