@@ -48,6 +48,17 @@ def test_an_exchange_begins_when_the_last_worker_has_come():
     assert spans(actions, cost(0), 4)["grad", 0, 0][1].tolist() == [2.0, 6.0, 3.0, 4.0]
 
 
+def test_copies_wait_across_groups():
+    """Promise: in `replicate` a worker waits for those at its own place in other groups, not for its neighbours."""
+    actions = [act("compute", 0, 0), act("replicate", 0, 0, (("compute", 0, 0),))]
+    slow = np.array([1.0, 5.0, 2.0, 3.0])
+
+    def cost(action: Action) -> Cost:
+        return Cost(device=slow) if action.stage == "compute" else Cost(wire=1.0, groups=2, across=True)
+
+    assert spans(actions, cost, 4)["replicate", 0, 0][1].tolist() == [3.0, 6.0, 3.0, 6.0]
+
+
 def test_lanes_share_the_link_in_the_order_in_which_they_are_ready():
     actions = [act("reduce", 0, 0), act("route", 0)]  # two lanes
     both = {"reduce": Cost(device=2.0, wire=10.0), "route": Cost(device=1.0, wire=3.0)}

@@ -8,7 +8,10 @@ from dataclasses import replace
 import pytest
 
 from nestpipe.cli.main import main
-from nestpipe.sim.figures import Settings, run, table
+from nestpipe.schedule import build_by, nested
+from nestpipe.schedule.action import act
+from nestpipe.sim.figures import Settings, cluster_of, run, table
+from nestpipe.sim.group_sweep import sizes
 from nestpipe.sim.profile import ProfileError, load_profile, read_profile
 from nestpipe.sim.published import FIGURES, compare
 from nestpipe.sim.sweep import AXES, sweep
@@ -23,7 +26,7 @@ def test_published_figures_are_met_with_few_fitted_numbers():
     found = compare(PAPER)
     assert [one.what for one in found if not one.holds] == []
     promised = [figure for figure in FIGURES if figure.promised]
-    assert len(promised) == 14
+    assert len(promised) == 17
     assert len(PAPER.fitted) <= len(FIGURES) / 2
 
 
@@ -33,9 +36,67 @@ def test_the_best_number_of_micro_batches_is_between_the_extremes():
     assert 2 < min(rows, key=lambda row: row["step_ms"])["value"] < 32
 
 
-def test_check_refuses_the_stale_prefetcher_alone():
-    verdicts = {name: exact(name) for name, system in SYSTEMS.items() if not system.grouped}
-    assert verdicts == {"torchrec": "yes", "uniemb": "no", "dbp": "yes", "fwp": "yes", "nestpipe": "yes"}
+def test_what_is_exact():
+    """Promise: `check` refuses the stale prefetcher alone; groups are exact where their gradients are summed."""
+    verdicts = {name: exact(name) for name in SYSTEMS}
+    assert [name for name, verdict in verdicts.items() if verdict == "no"] == ["2d-sp", "uniemb", "nestpipe+2d-sp"]
+    assert set(verdicts.values()) == {"yes", "no"}
+
+
+def cluster(system, workers=64, **network):
+    profile = replace(PAPER, network=replace(PAPER.network, **network))
+    return cluster_of(SYSTEMS[system], profile, workers, Settings(group_size=16))
+
+
+def test_copies_are_told_each_row_of_a_group_once():
+    """Promise: replica traffic is one gradient (and key) a row that a group touches, to every other copy."""
+    nothing_shared, all_shared = cluster("nestpipe+hsp", sharing=1.0), cluster("nestpipe+hsp", sharing=0.0)
+    assert nothing_shared.replica_mb(5.0) == 3 * 5.0  # an owner's part of 16 workers' rows, to 3 other groups
+    assert all_shared.replica_mb(5.0) == 3 * 5.0 / 16
+    assert cluster("nestpipe+2d-sp").replica_mb(5.0) == 0.0
+    stages = [a.stage for a in build_by(nested, 2, 2, nothing_shared.options)]
+    assert stages.count("replicate") == 4
+    assert not cluster("nestpipe+2d-sp").options.replicates
+    assert not cluster("nestpipe+hsp", workers=16).options.replicates  # one group: nobody to tell
+
+
+def test_owners_of_copies_have_the_rows_of_all_groups():
+    """Promise: HSP pays for every copy of a row; 2D-SP only for what fewer workers share."""
+    assert cluster("nestpipe+hsp", sharing=0.5).owned_rows() == 4.0
+    assert cluster("nestpipe+2d-sp", sharing=0.5).owned_rows() == 2.0
+    assert cluster("nestpipe+2d-sp", sharing=1.0).owned_rows() == 1.0
+    flat = cluster("nestpipe+hsp", workers=16)
+    costs = [c.cost()(act("update", 0)) for c in (flat, cluster("nestpipe+hsp"))]
+    assert costs[1].device == 4 * costs[0].device
+
+
+@pytest.mark.parametrize("name", ["nestpipe+2d-sp", "nestpipe+hsp"])
+def test_one_group_is_no_group(name):
+    """Promise: with one group of all workers, systems with groups are the one without."""
+    flat = run(SYSTEMS["nestpipe"], PAPER, 32, Settings(steps=15))
+    one = run(SYSTEMS[name], PAPER, 32, Settings(steps=15, group_size=32))
+    assert one.step_ms == flat.step_ms and one.group_size == flat.group_size == 32
+
+
+def test_sizes_of_groups_divide():
+    assert sizes(1536) == [8, 16, 32, 64, 128, 256, 384, 512, 768, 1536]
+    assert sizes(6) == [6] and all(10240 % size == 0 for size in sizes(10240))
+
+
+@pytest.mark.slow
+def test_group_sizes_are_compared_and_drawn(tmp_path, capsys):
+    """Promise: the fastest size of each cluster is marked, in the table, the picture and the figures, with its memory."""
+    picture, figures = tmp_path / "groups.svg", tmp_path / "groups.json"
+    arguments = ["--sweep", "group", "--workers", "32,64", "--steps", "12", "--system", "nestpipe+hsp"]
+    assert main(["simulate", *arguments, "--svg", str(picture), "--json", str(figures)]) == 0
+    rows = json.loads(figures.read_text())["rows"]
+    for count in (32, 64):
+        (best,) = [row for row in rows if row["best"] and row["workers"] == count]
+        fastest = min(row["step_ms"] for row in rows if row["workers"] == count)
+        assert best["step_ms"] <= 1.001 * fastest and best["copies"] * best["group_size"] == count
+        assert best["table_share"] == 1 / best["group_size"]
+    text = picture.read_text()
+    assert text.count("<polyline") == 2 and text.count('fill="none" stroke="#') >= 4
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -148,6 +209,12 @@ def test_sweeps_are_drawn(axis, tmp_path, monkeypatch):
         (["--micro", "0"], "--micro must be at least 1"),
         (["--micro", "1024"], "--micro 1024 is more than the 512 samples"),
         (["--link-speed", "0"], "--link-speed must be above 0"),
+        (["--group-size", "0"], "--group-size must be at least 1"),
+        (["--group-size", "7", "--system", "nestpipe+hsp"], "--group-size 7 does not divide"),
+        (["--sharing", "2"], "network.sharing must be from 0 to 1"),
+        (["--sweep", "group", "--system", "dbp"], "--system of --sweep group must be one of"),
+        (["--sweep", "group", "--svg", "x.svg"], "--svg draws one system"),
+        (["--sweep", "group", "--group-size", "8"], "--group-size fixes what --sweep group varies"),
         (["--skew", "-1"], "--skew must be at least 0"),
         (["--jitter", "-1"], "jitter must be at least 0"),
         (["--steps", "3"], "--steps must be more than 10"),
