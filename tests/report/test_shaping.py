@@ -126,6 +126,16 @@ def test_a_bench() -> None:
     assert colour_of("embed") != colour_of("grad") and colour_of("nonsense").startswith("#")
 
 
+def test_a_bench_on_hosts() -> None:
+    """Promise: the page tells hosts and what inside them is shaped, and all ways in which bytes between hosts are known."""
+    bench = a_bench() | {"hosts": 2, "workers_per_host": 3, "inside": "5gbit"}
+    bench["rungs"][1]["between_hosts"] = {"wire": 2e6, "engine": None, "counted": 1.9e6}
+    data = shape_bench(bench, "b.json")
+    assert dict(data["facts"])["hosts"] == "2, with 3 workers each" and dict(data["facts"])["inside a host"] == "5gbit"
+    assert data["rungs"][1]["mb_between"] == {"wire": 2.0, "engine": None, "counted": 1.9}
+    assert set(data["rungs"][0]["mb_between"].values()) == {None}
+
+
 def test_an_older_bench_has_no_limit_date_or_command() -> None:
     """The limit is worked out from the ratios to it, and the file's date stands in."""
     old = {key: value for key, value in a_bench().items() if key not in ("limit", "date", "command")}

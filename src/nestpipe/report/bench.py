@@ -10,6 +10,9 @@ from nestpipe.schedule.stages import STAGES
 
 CLUSTERING = "rows sent per batch and worker, by how samples are divided into micro-batches"
 
+BETWEEN_HOSTS = ("wire", "engine", "counted")
+"""How the bytes between hosts are known."""
+
 
 def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> dict[str, Any]:
     """The data of the page.  `where` is the file that errors name; `date` is for a bench that has none of its own."""
@@ -26,9 +29,13 @@ def shape_bench(result: dict[str, Any], where: str, date: str | None = None) -> 
         rungs.append(shaped)
     against = list(dict.fromkeys(name for rung in rungs for name in rung["ratios"]))
     command, rounds = text(result.get("command")), count(result.get("rounds"))
+    hosts, each = count(result.get("hosts")), count(result.get("workers_per_host"))
+    inside = text(result.get("inside"))
     facts = [
         ("workers", count(result.get("workers"))),
+        *([("hosts", f"{hosts}, with {each} workers each")] if hosts and each and hosts > 1 and each > 1 else []),
         ("links", text(result.get("link")) or "none: all workers on loopback"),
+        *([("inside a host", inside)] if inside else []),
         *([("disks", text(result["disk"]))] if result.get("disk") else []),
         ("rounds", rounds),
         ("date", text(result.get("date")) or (f"{date} (the file's)" if date else None)),
@@ -59,6 +66,7 @@ def _rung(rung: dict[str, Any]) -> dict[str, Any] | None:
         for stage, ms in mapping(rung.get("stages")).items()
     }
     wire = number(rung.get("wire_bytes"))
+    between = mapping(rung.get("between_hosts"))
     return {
         "name": name,
         "peer": text(rung.get("peer")),
@@ -69,6 +77,7 @@ def _rung(rung: dict[str, Any]) -> dict[str, Any] | None:
         "cpu": number(rung.get("cpu_ms")),
         "samples_per_s": number(rung.get("samples_per_s")),
         "mb_sent": None if wire is None else wire / 1e6,
+        "mb_between": {k: None if (n := number(between.get(k))) is None else n / 1e6 for k in BETWEEN_HOSTS},
         "ratios": {k: spread for k, v in mapping(rung.get("ratios")).items() if (spread := _spread(v)) is not None},
         "of_limit": _spread(rung.get("of_limit")),
         "stages": stages,

@@ -51,14 +51,15 @@ function rungBars({ rungs, limit }) {
 }
 
 function ratioTable({ rungs, against }) {
+  const ways = ["wire", "engine", "counted"].filter((way) => rungs.some((rung) => rung.mb_between[way] !== null));
   const wired = rungs.some((rung) => rung.mb_sent !== null), limited = rungs.some((rung) => rung.of_limit);
-  const heads = ["rung", "ms/step", "CPU ms", "samples/s", ...(wired ? ["MB sent"] : []), ...against.map((name) => "× " + name), ...(limited ? ["of the limit"] : [])];
+  const heads = ["rung", "ms/step", "CPU ms", "samples/s", ...(wired ? ["MB sent"] : []), ...ways.map((way) => "MB between hosts: " + way), ...against.map((name) => "× " + name), ...(limited ? ["of the limit"] : [])];
   const plain = (value, digits) => value === null || value === undefined ? el("td", { class: "none", text: "–" }) : el("td", { text: fixed(value, digits) });
   const spread = (value) => !value ? el("td", { class: "none", text: "–" })
     : el("td", {}, el("b", { text: fixed(value.median, 2) }), el("small", { text: `${fixed(value.low, 2)} to ${fixed(value.high, 2)}` }));
   const rows = rungs.map((rung) => el("tr", {}, el("th", { scope: "row", text: rung.name }),
     el("td", {}, el("b", { text: fixed(rung.median, 1) }), el("small", { text: `${fixed(rung.least, 1)} to ${fixed(rung.most, 1)}` })), plain(rung.cpu, 1), plain(rung.samples_per_s, 0),
-    ...(wired ? [plain(rung.mb_sent, 2)] : []), ...against.map((name) => spread(Object.hasOwn(rung.ratios, name) ? rung.ratios[name] : null)),
+    ...(wired ? [plain(rung.mb_sent, 2)] : []), ...ways.map((way) => plain(rung.mb_between[way], 2)), ...against.map((name) => spread(Object.hasOwn(rung.ratios, name) ? rung.ratios[name] : null)),
     ...(limited ? [spread(rung.of_limit)] : [])));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "ratios" },
     el("table", { id: "ratios" }, el("thead", {}, el("tr", {}, ...heads.map((text, i) => el("th", { scope: "col", text, class: i > 3 ? "wrap" : null })))), el("tbody", {}, ...rows)));
