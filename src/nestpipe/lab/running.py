@@ -85,7 +85,7 @@ def run_ladder(
         reports = [one.report() for one in started]
         for one, report in zip(started, reports):
             report["wire_bytes"], report["between_bytes"] = one.wire_bytes, one.between_bytes
-    if layout.hosts > 1 and layout.per_host > 1:
+    if ladder.hosts is not None and layout.hosts > 1:
         tell(1.0, "counting what must travel between hosts")
         for rung, report in zip(rungs, reports):
             report["counted_bytes"] = _counted(ladder, rung, layout)
