@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from nestpipe.config.micro_batches import check_micro_batches
 
-ScheduleName = Literal["serial", "dbp", "fwp", "nested"]
+ScheduleName = Literal["serial", "dbp", "fwp", "nested", "semi_async"]
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
 

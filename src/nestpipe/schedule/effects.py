@@ -48,6 +48,11 @@ def shared_rows(batch: int) -> tuple[Effect, ...]:
     return copied_rows(batch - 1, batch)
 
 
+def peeked_rows(batch: int) -> tuple[Effect, ...]:
+    """Values of rows that batch - 1 touches too: from its buffer into this one's, to be read and not to be updated."""
+    return copied_rows(batch - 1, batch)[:1]
+
+
 def copied_rows(before: int, batch: int, without: tuple[int, ...] = ()) -> tuple[Effect, ...]:
     """Rows that both touch and none of `without` does: from one buffer into the other, values and optimizer state."""
     pairs = zip(rows(before), rows(batch))
