@@ -37,8 +37,9 @@ class PipelineConfig:
     """Prepare later batches as soon as the compute of a batch ends, in dbp and nested; false = once the first rows of the next
     batch have left; none = true where the host's own cores compute."""
     early_retrieve: bool | None = None
-    """Retrieve rows while the batch before last is still being written back, in dbp and nested. Needs three row buffers instead
-    of two; none = true where tables.disk_path is set."""
+    """Retrieve rows while the batch before last is still being written back, in dbp, nested and semi_async. Needs one more row
+    buffer, three instead of two (semi_async: four instead of three); none = true where tables.disk_path is set, and in semi_async
+    unless tables evict."""
     early_reduce: bool = True
     """All-reduce dense gradients while the last backward pass still runs; set false for re-entrant checkpointing."""
     early_update: bool = True
