@@ -119,6 +119,8 @@ class CheckpointWriter:
         """Starts a checkpoint of the current state.  Waits first if the previous one is still being written."""
         self.wait()
         self._state.settle()
+        if hasattr(self._state, "refresh"):  # a pipeline: what follows must not depend on rows that are not saved
+            self._state.refresh()
         full = not self._chain or len(self._chain) >= self._full_every
         job = _Job(
             step=self._state.next_batch,

@@ -34,9 +34,10 @@ from nestpipe.pipeline.progress import REQUESTS, Progress
 from nestpipe.pipeline.stages import PipelineStages, Rate, StageFunction
 from nestpipe.pipeline.tuner import Choice, Tuner, make_plan
 from nestpipe.pipeline.workload import deferred_of, workload_of
-from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action
+from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, STALE, Action
 from nestpipe.schedule.boundary import boundary_begins
 from nestpipe.schedule.options import resolve
+from nestpipe.schedule.semi_async import refreshing
 from nestpipe.schedule.stages import CALLERS_LANE
 from nestpipe.schedule.timeline import Timeline
 from nestpipe.sparse.attach import attach_collections
@@ -96,6 +97,7 @@ class TrainPipeline:
         """A factor on the dense learning rates for every batch; None: the caller sets the optimizer's rates."""
         self.world = world or World.join()
         self._looks_ahead = self.config.schedule in LOOKING_AHEAD
+        self._stale = self.config.schedule in STALE
         collections = collections_in(model)
         sparse_optimizer = sparse_optimizer or RowWiseAdagrad()
         check_consistent(
@@ -130,6 +132,7 @@ class TrainPipeline:
             buffer_limit=buffer_limit,
             window_limit=window_limit,
             buffer_readers=1 + self._looks_ahead + (self._looks_ahead and self.options.early_retrieve),
+            peeks=self._stale,
             stamped=check_staleness,
             traffic=traffic,
         )
@@ -187,7 +190,7 @@ class TrainPipeline:
         begin = self._last_end or time.perf_counter()
         self.device.begin_step()
         number = self.next_batch
-        actions = BUILDERS[self.config.schedule](number, self._micro_batches(number), self._start, self.options)
+        actions = self._actions(number)
         self._prepare_contexts(actions)
         try:
             self.engine.run(actions, self._contexts)
@@ -255,6 +258,21 @@ class TrainPipeline:
         """Waits until the last step is in the tables.  Batches that are being prepared stay prepared."""
         self.engine.settle()
         self._last_end = None
+
+    def refresh(self) -> None:
+        """Lets the next batch read the tables as the last step left them, under a schedule that is stale by design, too.
+
+        A checkpoint calls it: a run that resumes there knows no older rows.  Rows that have left already are sent again, so all
+        workers call it together.  Nothing to do under other schedules.
+        """
+        self.settle()
+        context = self._contexts.get(self.next_batch)
+        if self._stale and context is not None and context.shared and not (context.refreshed or context.ended):
+            context.refreshed = True
+            self.engine.run(
+                refreshing(context.number, context.micro_batches, self._start, self.options), self._contexts
+            )
+            self.settle()
 
     def close(self) -> None:
         """Ends the lanes and removes a disk tier's files.  Drops batches that were prepared but not trained."""
@@ -409,6 +427,12 @@ class TrainPipeline:
                 f"progress got another iterator while {self.config.schedule!r} has read ahead from the last one: use that one "
                 "until progress returns None, or join them with itertools.chain"
             )
+
+    def _actions(self, number: int) -> list[Action]:
+        """What this step issues."""
+        count = self._micro_batches(number)
+        more = {"following": self._micro_batches(number + 1)} if self._stale else {}
+        return BUILDERS[self.config.schedule](number, count, self._start, self.options, **more)
 
     def _prepare_contexts(self, actions: list[Action]) -> None:
         for action in actions:
