@@ -118,29 +118,19 @@ def test_without_shared_rows_it_is_serial() -> None:
 
 
 def peek_after_update(pipeline: TrainPipeline) -> None:
-    """The mistake: rows are peeked as the batch before left them, not as it found them."""
-    update, late = pipeline.stage("update"), []
-    peek = pipeline.stage("peek")
+    """The mistake: rows are peeked again once the batch before has changed them, while some have left: a mixture."""
+    update, peek, last = pipeline.stage("update"), pipeline.stage("peek"), []
 
     def updating(context: BatchContext, micro: int) -> None:
         update(context, micro)
-        for kept in late:
-            peek(kept, -1)
-        late.clear()
+        peek(last.pop(), -1)
 
     def peeking(context: BatchContext, micro: int) -> None:
-        late.append(context) if context.number == 3 else peek(context, micro)
+        peek(context, micro)
+        if context.number:
+            last.append(context)
 
-    embed = pipeline.stage("embed")
-    done: list[int] = []
-
-    def embedding(context: BatchContext, micro: int) -> None:
-        while context in late:
-            time.sleep(0.001)
-        embed(context, micro)
-        done.append(micro)
-
-    pipeline.replace_stages(update=updating, peek=peeking, embed=embedding)
+    pipeline.replace_stages(update=updating, peek=peeking)
 
 
 def peek_two_old(pipeline: TrainPipeline) -> None:
@@ -173,19 +163,6 @@ def lost_update(pipeline: TrainPipeline) -> None:
         context.lists = kept
 
     pipeline.sparse.sync = losing  # type: ignore[method-assign]
-
-
-def no_peek(pipeline: TrainPipeline) -> None:
-    """The mistake: nothing is copied, and what was never filled is sent."""
-    peek = pipeline.sparse.peek
-
-    def nothing(context: BatchContext) -> None:
-        context.lists = [replace(lists, shared=(lists.shared[0][:0], lists.shared[1])) for lists in context.lists]
-        for lists in context.lists:
-            object.__setattr__(lists, "peeked", lists.peeked[:0])
-        peek(context)
-
-    pipeline.sparse.peek = nothing  # type: ignore[method-assign]
 
 
 def differs(world: World, poison: Callable[[TrainPipeline], None]) -> bool:
