@@ -10,7 +10,7 @@ import pytest
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.comm.world import World
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import EXACT
 from nestpipe.train.rundir import RunDirectory
 from nestpipe.train.trainer import train
 from runs import EVERY, digest_at, disk, log_of, losses, recipe_of, resume, small, steps_in, train_run
@@ -27,7 +27,7 @@ def interrupted_twice(world: World, model: str, folder: str) -> dict[str, Any]:
     where = Path(folder)
     untouched = train_run(world, model, small(model), str(where / "untouched"))
     found = {}
-    for schedule in BUILDERS:
+    for schedule in EXACT:
         for tier in ("dram", "disk"):
             path = str(where / f"{schedule}-{tier}")
             base = [f"pipeline.schedule={schedule}", EVERY, KEEP_ALL, "checkpoint.full_every=2"]

@@ -13,7 +13,7 @@ from _pytest.mark import ParameterSet
 import oracle
 import samples
 from nestpipe import SGD, Adagrad, Adam, RowWiseAdagrad
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import EXACT as EXACT_SCHEDULES
 from oracle import Trained, distance
 from training import Part, Setting, joined, train_all
 from workers import run
@@ -157,7 +157,7 @@ def test_two_runs_are_bit_for_bit_alike(model: str, workers: int) -> None:
 
 
 @pytest.mark.parametrize(("model", "workers"), cases(1, 2, 3))
-@pytest.mark.parametrize("schedule", [name for name in BUILDERS if name != "serial"])
+@pytest.mark.parametrize("schedule", [name for name in EXACT_SCHEDULES if name != "serial"])
 def test_every_schedule_is_bit_for_bit_serial(schedule: str, model: str, workers: int) -> None:
     """Promise: a schedule changes when things are done, and not one bit of what comes out."""
     plain = [Setting(model, OPTIMIZERS[o], n, steps=9, dtype="float32") for o, n in [("adagrad", 1), ("adam", 4)]]

@@ -28,7 +28,7 @@ from nestpipe import (
 )
 from nestpipe.keys import owners_of
 from nestpipe.pipeline import NotFinite
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import EXACT
 from nestpipe.sparse.evictor import Evictor
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.eviction import kernels as eviction_kernels
@@ -175,7 +175,7 @@ def overlapping(draw: st.DrawFn, most_workers: int = 2) -> Steps:
         st.booleans(),
         st.sampled_from(["float32", "float64"]),
     ),
-    st.sampled_from([name for name in BUILDERS if name != "serial"]),
+    st.sampled_from([name for name in EXACT if name != "serial"]),
     st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_bit_for_bit(steps: Steps, setting: Setting, schedule: str, most: int | None) -> None:
