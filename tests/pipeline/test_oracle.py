@@ -61,6 +61,7 @@ def plain(setting: Setting, like: Part) -> Trained:
         setting.clip_norm,
         setting.rate,
         setting.rate,
+        one_batch_old=setting.schedule == "semi_async",
     )
 
 
@@ -165,6 +166,23 @@ def test_every_schedule_is_bit_for_bit_serial(schedule: str, model: str, workers
     for parts in by_rank:
         for serial, other in zip(parts[: len(plain)], parts[len(plain) :]):
             assert bits(serial.trained) == bits(other.trained)
+
+
+@pytest.mark.parametrize(("model", "workers"), cases(1, 2, 3))
+def test_semi_async_is_the_oracle_that_reads_tables_one_batch_old(model: str, workers: int) -> None:
+    """Promise: gradients are those of rows one batch old, and each update is applied on top of the one before.
+
+    Rows that the last batch did not touch have not changed since, so for the oracle whole tables are one batch old.
+    """
+    settings = [Setting(model, o, n, steps=12, schedule="semi_async") for o in OPTIMIZERS.values() for n in (1, 3)]
+    by_rank = run(workers, train_all, settings, deadline=120)
+    torch.set_num_threads(1)
+    for i, setting in enumerate(settings):
+        parts = [parts[i] for parts in by_rank]
+        wanted = plain(setting, parts[0])
+        assert_alike(joined(parts), wanted, EXACT)
+        fresh = plain(replace(setting, schedule="serial"), parts[0])
+        assert distance(np.array(fresh.losses), np.array(wanted.losses)) > 1e-6, "staleness makes no difference here"
 
 
 def flat(grads: dict[str, np.ndarray]) -> np.ndarray:

@@ -98,10 +98,13 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
 
 def _options(args: argparse.Namespace, name: str, micros: int | None) -> tuple[Options, int]:
     """The options and the micro-batches of the list: those that a recipe runs with, or the defaults with eviction."""
-    from nestpipe.schedule.options import DEFAULT
+    from nestpipe.config.pipeline import SCHEDULES, PipelineConfig
+    from nestpipe.schedule.options import Workload, resolve
 
     if args.recipe is None:
-        return replace(DEFAULT, evicts=True), micros or 1  # a list that is exact with eviction is exact without
+        options = resolve(PipelineConfig(schedule=name if name in SCHEDULES else "serial"), Workload())
+        # a list that is exact with eviction is exact without; rows retrieved early are never evicted
+        return replace(options, evicts=not options.early_retrieve), micros or 1
     from nestpipe.train.build import recipe_options
 
     recipe = read_recipe(args.recipe, [*args.set, f"pipeline.schedule={name}"])
