@@ -79,7 +79,10 @@ def stale_by_design(world: World, model: str, folder: str, tier: str) -> list[li
 
 @pytest.mark.parametrize(
     ("model", "tier"),
-    [("dlrm", "dram"), *(pytest.param(m, t, marks=pytest.mark.slow) for m, t in [("hstu", "disk"), ("dlrm", "evicting")])],
+    [
+        ("dlrm", "dram"),
+        *(pytest.param(m, t, marks=pytest.mark.slow) for m, t in [("hstu", "disk"), ("dlrm", "evicting")]),
+    ],
 )
 def test_semi_async_resumes_as_if_it_had_gone_on(tmp_path: Path, model: str, tier: str) -> None:
     """Promise: the batch after a checkpoint reads fresh rows whether the run went on or resumed, so both are the same bits."""

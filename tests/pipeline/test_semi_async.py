@@ -145,7 +145,9 @@ def peek_two_old(pipeline: TrainPipeline) -> None:
                 if (context.number - 1, g) in kept and len(kept[context.number - 1, g]) == len(lists.peeked):
                     buffer.outgoing[lists.peeked] = kept[context.number - 1, g]
         if context.peeked_stamps and context.number > 2:
-            context.peeked_stamps = [stamps - 1 for stamps in context.peeked_stamps]  # the stamps that it would have copied
+            context.peeked_stamps = [
+                stamps - 1 for stamps in context.peeked_stamps
+            ]  # the stamps that it would have copied
 
     pipeline.sparse.peek = older  # type: ignore[method-assign]
 
@@ -181,7 +183,9 @@ def test_what_breaks_it_changes_the_result(poison: Callable[[TrainPipeline], Non
 def stamped(world: World, steps: Steps, poison: Callable[[TrainPipeline], None] | None, n: int) -> tuple[str, Any]:
     """What `--check staleness` says, and the share of stale reads."""
     model = Model()
-    pipeline = TrainPipeline(model, None, SGD(0.1), schedule="semi_async", micro_batches=n, check_staleness=True, world=world)
+    pipeline = TrainPipeline(
+        model, None, SGD(0.1), schedule="semi_async", micro_batches=n, check_staleness=True, world=world
+    )
     if poison is not None:
         poison(pipeline)
     data = batches(steps, world.rank)

@@ -484,7 +484,9 @@ def test_rows_that_are_fresh_by_chance() -> None:
 @pytest.mark.parametrize("part", [0, 1])
 def test_a_lost_update(part: int) -> None:
     """Promise: the update of a batch is applied on top of the one before, values and optimizer state."""
-    actions = without_effect(build("semi_async", 4, 2), "sync 1", lambda e: e.kind == "copy" and e.state == rows(1)[part])
+    actions = without_effect(
+        build("semi_async", 4, 2), "sync 1", lambda e: e.kind == "copy" and e.state == rows(1)[part]
+    )
     found = not_as_designed(actions)
     assert_names(found, "update 0", "update 1", (0, 1), f"rows 1 {('values', 'state')[part]}")
 

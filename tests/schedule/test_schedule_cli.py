@@ -41,7 +41,11 @@ def test_a_grid_and_a_proof(schedule: str, capsys: pytest.CaptureFixture[str]) -
     ):  # a cell begins with a bar, or goes on in a new line
         assert any(f"│{label}" in line or f"…{label}" in line for line in lines), label
     assert max(map(len, lines)) <= 100
-    label = "exact: " if schedule in EXACT else "not exact, by design: rows shared with the batch before are stale by one batch"
+    label = (
+        "exact: "
+        if schedule in EXACT
+        else "not exact, by design: rows shared with the batch before are stale by one batch"
+    )
     assert lines[-1].startswith(label) and "actions" in lines[-1] and "pairs" in lines[-1] and "classes" in lines[-1]
 
 

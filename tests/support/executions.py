@@ -106,7 +106,11 @@ def _touches(effect: Effect, micro: int, uses: Uses, key: int, workers: list[int
     others."""
     everyone = {worker for _, _, worker in uses}
     for batch in effect.batches:
-        mine = [uses[key, batch, w] for w in (workers if batch == effect.batches[0] else everyone) if (key, batch, w) in uses]
+        mine = [
+            uses[key, batch, w]
+            for w in (workers if batch == effect.batches[0] else everyone)
+            if (key, batch, w) in uses
+        ]
         if batch == effect.batches[0] and effect.use:
             met = {"first": lambda m: min(m) == micro, "last": lambda m: max(m) == micro, "used": lambda m: micro in m}
             mine = [micros for micros in mine if met[effect.use](micros)]

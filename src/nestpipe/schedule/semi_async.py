@@ -44,19 +44,22 @@ def semi_async(
         actions += [embed(t, m, start, options) for m in range(min(ahead, count))]
     later = _with_retrieves(preparing(t, start, options, after), [t + 1 + RETRIEVE_AHEAD], start, options)
     for action in window(t, count, options, [sync(t + 1, start, options), *later]):
+        if action.stage == "embed":
+            continue
         if action.stage == "grad":
-            # Before the gradients, so that rows travel while this micro-batch still computes.
+            # Before the gradients, so that rows travel while this micro-batch still computes: at the first one of a batch there is
+            # nothing else to send.
+            if action.micro + ahead < count:
+                actions.append(embed(t, action.micro + ahead, start, options))
             if action.micro == max(0, count - ahead):
                 actions.append(peek(t + 1, start, options))
             first = range(min(ahead, following or count))
             actions += [embed(t + 1, m, start, options) for m in first if max(0, count - ahead + m) == action.micro]
-        actions.append(embed(t, action.micro, start, options) if action.stage == "embed" else action)
+        actions.append(action)
     return actions
 
 
-def _with_retrieves(
-    early: Sequence[Action], batches: Sequence[int], start: int, options: Options
-) -> list[Action]:
+def _with_retrieves(early: Sequence[Action], batches: Sequence[int], start: int, options: Options) -> list[Action]:
     """The early stages of later batches, with rows retrieved for `batches` where that may be early."""
     if not options.early_retrieve:
         return list(early)
