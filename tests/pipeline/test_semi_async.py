@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_schedules import COMMON, EVERY_OTHER, OPTIMIZERS, Model, Steps, batches, overlapping, trained
+from test_schedules import COMMON, OPTIMIZERS, Model, Steps, batches, overlapping, trained
 
 from nestpipe import SGD, TrainPipeline, World
 from nestpipe.pipeline import NotFinite

@@ -29,8 +29,8 @@ from nestpipe import (
 from nestpipe.keys import owners_of
 from nestpipe.pipeline import NotFinite
 from nestpipe.schedule import EXACT
-from nestpipe.sparse.one_batch_old import OneBatchOld
 from nestpipe.sparse.evictor import Evictor
+from nestpipe.sparse.one_batch_old import OneBatchOld
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.eviction import kernels as eviction_kernels
 from nestpipe.tables.eviction.horizon import MOST, AgreedClock

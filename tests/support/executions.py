@@ -102,8 +102,8 @@ def places(effect: Effect, micro: int, uses: Uses) -> list[Place]:
 
 
 def _touches(effect: Effect, micro: int, uses: Uses, key: int, workers: list[int]) -> bool:
-    """Whether one of the workers has the key in the effect's first batch, used in the micro-batch as it says, and any has it in the
-    others."""
+    """Whether one of the workers has the key in the effect's first batch, used in the micro-batch as it says, and any has it in
+    the others."""
     everyone = {worker for _, _, worker in uses}
     for batch in effect.batches:
         mine = [

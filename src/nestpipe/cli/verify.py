@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Runs 100 steps of a recipe (or --steps) twice from one seed, under `serial` and under the given schedule, and compares losses,
 every row, every optimizer state and every dense parameter bit for bit.  Exits with 1 and names the first difference if there is
-one.  `semi_async` is stale by one batch by design and never called equal: it is compared with `serial` that reads rows of the batch
-before as they were before its update, and exits with 1 if it is not bit for bit that.
+one.  `semi_async` is stale by one batch by design and never called equal: it is compared with `serial` that reads rows of the
+batch before as they were before its update, and exits with 1 if it is not bit for bit that.
 """
 EPILOG = """\
 examples:
@@ -84,7 +84,8 @@ def _show(result: dict[str, Any]) -> int:
     if result["equal"] or result.get("as_designed"):
         evicted = f", {compared['evicted']:,} evicted keys" if compared["evicted"] else ""
         print(
-            f"{'as designed' if stale else 'equal'}: {what}: {compared['losses']} losses, {compared['rows']:,} rows, {compared['state']:,} numbers of optimizer "
+            f"{'as designed' if stale else 'equal'}: {what}: {compared['losses']} losses, {compared['rows']:,} rows, "
+            f"{compared['state']:,} numbers of optimizer "
             f"state{evicted} and {compared['dense']} dense tensors are the same, bit for bit",
             file=sys.stderr,
         )

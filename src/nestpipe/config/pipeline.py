@@ -24,8 +24,8 @@ class PipelineConfig:
     """Old spellings that recipes and keyword arguments of `TrainPipeline` may still use."""
 
     schedule: ScheduleName = "serial"
-    """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both. semi_async is inexact by
-    design: rows that the batch before touches too are read one batch stale."""
+    """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both. semi_async is inexact
+    by design: rows that the batch before touches too are read one batch stale."""
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
     """Micro-batches per batch. Results round differently with another number, and with other values of clustering or
     defer_weight_grads; no other key here changes a bit. "auto" measures 1 to 16 and takes the fastest. [[0, 4], [60, 8]] is 4
@@ -35,8 +35,8 @@ class PipelineConfig:
     look_ahead: int = 2
     """How many micro-batches rows travel ahead of compute, in fwp, nested and semi_async."""
     early_prepare: bool | None = None
-    """Prepare later batches as soon as the compute of a batch ends, in dbp, nested and semi_async; false = once the first rows of the next
-    batch have left; none = true where the host's own cores compute."""
+    """Prepare later batches as soon as the compute of a batch ends, in dbp, nested and semi_async; false = once the first
+    rows of the next batch have left; none = true where the host's own cores compute."""
     early_retrieve: bool | None = None
     """Retrieve rows while the batch before last is still being written back, in dbp, nested and semi_async. Needs one more row
     buffer, three instead of two (semi_async: four instead of three); none = true where tables.disk_path is set, and in semi_async

@@ -2,8 +2,8 @@
 
 What batch t+1 computes with, of the rows that t touches too, is the version before `update(t)`: all of them, in all of its
 micro-batches, on every machine.  `peek(t+1)` copies these values from t's buffer, after `sync(t)` and before `update(t)`, and
-`embed(t+1)` sends the copies.  So it need not wait for the boundary, and runs `look_ahead` micro-batches ahead of `compute` across
-it.
+`embed(t+1)` sends the copies.  So it need not wait for the boundary, and runs `look_ahead` micro-batches ahead of `compute`
+across it.
 
 No update is lost.  `peek` copies beside the rows of t+1, not over them.  What `update(t+1)` starts from is what `update(t)` left,
 values and optimizer state, brought by `sync(t+1)` as in `dbp`.
@@ -47,8 +47,8 @@ def semi_async(
         if action.stage == "embed":
             continue
         if action.stage == "grad":
-            # Before the gradients, so that rows travel while this micro-batch still computes: at the first one of a batch there is
-            # nothing else to send.
+            # Before the gradients, so that rows travel while this micro-batch still computes: at the first one of a batch there
+            # is nothing else to send.
             if action.micro + ahead < count:
                 actions.append(embed(t, action.micro + ahead, start, options))
             if action.micro == max(0, count - ahead):

@@ -41,8 +41,9 @@ class RowLists:
     """Places of the rows that `sync` copies: in the buffer of the batch before, and here."""
     two_before: tuple[Array, Array]
     """Places of the rows that `retrieve` (or `peek`) copies: in the buffer of the batch before that, and here."""
-    peeked: Array = ()
-    """Places in `RowBuffer.outgoing` of what `peek` copies: the rows of `shared`, as they are before the batch before updates them."""
+    peeked: Array = None
+    """Places in `RowBuffer.outgoing` of what `peek` copies: the rows of `shared`, as they are before the batch before
+    updates them."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """`serial` that reads what `semi_async` reads: rows of the batch before as they were before its update.
 
-It keeps the values of a whole batch, and knows nothing of peeking, of buffers or of other lanes: the plain meaning of "stale by one
-batch", to compare with.
+It keeps the values of a whole batch, and knows nothing of peeking, of buffers or of other lanes: the plain meaning of "stale by
+one batch", to compare with.
 """
 
 from __future__ import annotations

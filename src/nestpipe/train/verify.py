@@ -3,8 +3,8 @@
 Both run free, at full speed and with all their overlap, one after the other; nothing is synchronised for the sake of comparing.
 Where they differ, shorter runs find the step at which they part.
 
-A schedule that is stale by design is never called equal.  It is compared with `serial` that reads rows of the batch before as they
-were before its update (`sparse.one_batch_old`): bit for bit, too, so what it does beside that shows.
+A schedule that is stale by design is never called equal.  It is compared with `serial` that reads rows of the batch before as
+they were before its update (`sparse.one_batch_old`): bit for bit, too, so what it does beside that shows.
 """
 
 from __future__ import annotations
