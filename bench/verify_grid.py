@@ -124,7 +124,8 @@ def main() -> int:
         grouping = ["--group-size", size] if size else []
         if subprocess.run([sys.executable, *launcher, *sys.argv, *grouping], env=environment).returncode:
             failed.append(grouped)
-    print(f"not equal with {', '.join(failed)} workers" if failed else "all equal, bit for bit")
+    equal = "all equal (semi_async: as designed), bit for bit"
+    print(f"not equal with {', '.join(failed)} workers" if failed else equal)
     return 1 if failed else 0
 
 
@@ -166,9 +167,12 @@ def go_through(args: argparse.Namespace) -> int:
             recipe = load_recipe("dlrm" if model == "dlrm" else "hstu", settings, DATA, MODEL_KINDS, RECIPES)
             result = verify(recipe, args.steps, world, lambda done, what: None, orders=args.orders)
             found = result.get("simulated", {"races": []})
-            different += not result["equal"] or bool(found["races"])
-            outcome = "equal" if result["equal"] else result["first_difference"]["text"]
-            if args.group_size and args.device == "cpu":
+            as_designed = result.get("as_designed", False)  # semi_async is stale by design, and never called equal
+            different += not (result["equal"] or as_designed) or bool(found["races"])
+            outcome = (
+                "equal" if result["equal"] else "as designed" if as_designed else result["first_difference"]["text"]
+            )
+            if args.group_size and args.device == "cpu" and not as_designed:
                 far, grads, losses = against_one_group(recipe, world)
                 different += far
                 outcome += f"; one group: gradients {grads:.0e}, losses {losses:.0e}" + (" TOO FAR" if far else "")
@@ -187,7 +191,8 @@ def go_through(args: argparse.Namespace) -> int:
     world.leave()
     if world.rank == 0:
         groups = f" in groups of {args.group_size}" if args.group_size else ""
-        print(f"{world.size} workers{groups}: {len(grid) - different} of {len(grid)} equal, bit for bit", flush=True)
+        equal = f"{len(grid) - different} of {len(grid)} equal (semi_async: as designed), bit for bit"
+        print(f"{world.size} workers{groups}: {equal}", flush=True)
     os._exit(1 if different else 0)  # gloo's threads may still run while Python shuts down
 
 

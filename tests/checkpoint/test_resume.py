@@ -10,7 +10,7 @@ import pytest
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.folder import Folder
 from nestpipe.comm.world import World
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import EXACT
 from nestpipe.train.rundir import RunDirectory
 from nestpipe.train.trainer import train
 from runs import EVERY, digest_at, disk, log_of, losses, recipe_of, resume, small, steps_in, train_run
@@ -27,7 +27,7 @@ def interrupted_twice(world: World, model: str, folder: str) -> dict[str, Any]:
     where = Path(folder)
     untouched = train_run(world, model, small(model), str(where / "untouched"))
     found = {}
-    for schedule in BUILDERS:
+    for schedule in EXACT:
         for tier in ("dram", "disk"):
             path = str(where / f"{schedule}-{tier}")
             base = [f"pipeline.schedule={schedule}", EVERY, KEEP_ALL, "checkpoint.full_every=2"]
@@ -62,6 +62,32 @@ def test_interrupted_twice_under_every_schedule(tmp_path: Path, model: str) -> N
             assert losses(path) == logged, path.name
             evaluated = [line["step"] for line in log_of(path) if "eval" in line]
             assert evaluated == [5, 10, 15, 16], path.name
+
+
+def stale_by_design(world: World, model: str, folder: str, tier: str) -> list[list[Any]]:
+    """`semi_async` with a checkpoint every third step: untouched, and interrupted after steps 6 and 9."""
+    settings = small(model, "pipeline.schedule=semi_async", EVERY, KEEP_ALL)
+    settings += disk(Path(folder)) if tier == "disk" else ["tables.ttl_steps=4"] if tier == "evicting" else []
+    untouched = train_run(world, model, settings, f"{folder}/untouched")
+    train_run(world, model, [*settings, "train.steps=10"], f"{folder}/run")
+    resume(world, model, [*settings, "train.steps=13"], f"{folder}/run", 6)
+    last = resume(world, model, settings, f"{folder}/run", 9)
+    without = train_run(world, model, small(model, "pipeline.schedule=semi_async"), f"{folder}/without")
+    assert without["row_reads"]["one_batch_stale"] > untouched["row_reads"]["one_batch_stale"] > 0
+    return [[run["digest"], run["metrics"]] for run in (untouched, last)]
+
+
+@pytest.mark.parametrize(
+    ("model", "tier"),
+    [
+        ("dlrm", "dram"),
+        *(pytest.param(m, t, marks=pytest.mark.slow) for m, t in [("hstu", "disk"), ("dlrm", "evicting")]),
+    ],
+)
+def test_semi_async_resumes_as_if_it_had_gone_on(tmp_path: Path, model: str, tier: str) -> None:
+    """Promise: the batch after a checkpoint reads fresh rows whether the run went on or resumed, so both are the same bits."""
+    first, last = run(2, stale_by_design, model, str(tmp_path), tier, deadline=120.0)[0]
+    assert first == last
 
 
 def changing_schedules(world: World, folder: str) -> list[str]:

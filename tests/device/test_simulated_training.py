@@ -20,6 +20,7 @@ from nestpipe.device import sim
 from nestpipe.device.choice import NoSuchDevice
 from nestpipe.pipeline import NotFinite, TrainPipeline
 from nestpipe.sparse.buffers import BufferLimit
+from nestpipe.sparse.one_batch_old import OneBatchOld
 from nestpipe.tables.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from nestpipe.train.verify import verify
 from simulated import clicks, dlrm, fuxi, histories, hstu, in_order, train
@@ -48,6 +49,22 @@ def test_every_schedule_is_serial_bit_for_bit(schedule: str) -> None:
     for order, seed in [("late", 0), ("random", 1), ("random", 2)]:
         in_order(order, seed)
         assert train(schedule=schedule, micro_batches=3).same(serial), (order, seed)
+        check_quiet(steps=6)
+
+
+def reads_one_batch_old(pipeline: TrainPipeline) -> None:
+    old = OneBatchOld(pipeline.stage("embed"), pipeline.stage("update"), pipeline.device)
+    pipeline.replace_stages(embed=old.embed, update=old.update)
+
+
+def test_semi_async_is_serial_that_reads_one_batch_old() -> None:
+    """Promise: on a device, too, what is stale does not depend on the order in which streams run."""
+    in_order("late")
+    oracle = train(schedule="serial", micro_batches=3, change=reads_one_batch_old)
+    assert not oracle.same(train(schedule="serial", micro_batches=3))
+    for order, seed in [("late", 0), ("random", 1), ("random", 2)]:
+        in_order(order, seed)
+        assert train(schedule="semi_async", micro_batches=3).same(oracle), (order, seed)
         check_quiet(steps=6)
 
 

@@ -29,7 +29,7 @@ from nestpipe import (
 )
 from nestpipe.comm.exchange import Exchange
 from nestpipe.pipeline import NotFinite
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import EXACT
 from nestpipe.sparse.walk import walk
 from oracle import Trained, distance
 from training import Part, Setting, everything, joined, make_pipeline, my_batches, train, train_all
@@ -116,7 +116,7 @@ def train_epochs(world: World, schedule: str) -> tuple[list[int], list[float], l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", BUILDERS)
+@pytest.mark.parametrize("schedule", EXACT)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_epochs_go_on_with_a_new_iterator(workers: int, schedule: str) -> None:
     """Promise: after the data has ended, progress goes on with a new iterator, as if the data had never ended."""

@@ -31,7 +31,7 @@ from nestpipe import (
 )
 from nestpipe.ops import rows_kernels as kernels
 from nestpipe.pipeline import NotFinite
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import BUILDERS, EXACT
 from nestpipe.sparse.batch_context import BatchContext
 from nestpipe.sparse.stages import SparseStages
 from nestpipe.sparse.staleness import StaleRead
@@ -139,7 +139,7 @@ def overlapping(draw: st.DrawFn, workers: tuple[int, ...] = (1, 2, 3)) -> tuple[
     overlapping(),
     st.sampled_from(list(OPTIMIZERS)),
     st.sampled_from([1, 3, 5]),
-    st.sampled_from([name for name in BUILDERS if name != "serial"]),
+    st.sampled_from([name for name in EXACT if name != "serial"]),
     st.fixed_dictionaries(
         {
             "clustering": st.booleans(),

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from executions import execute, random_order, random_uses
-from nestpipe.schedule import BUILDERS, Action, Options, build
+from nestpipe.schedule import BUILDERS, EXACT, STALE, Action, Options, build, reference
 from nestpipe.schedule.action import Name, act, label
 from nestpipe.schedule.check import Proof, Violation, check, examine, happens_before
 from nestpipe.schedule.effects import STORE, Effect, rows
 from nestpipe.schedule.options import DEFAULT
+from nestpipe.schedule.semi_async import with_peeks
 
 Change = Callable[[list[Action]], list[Action]]
 
@@ -70,10 +71,12 @@ def assert_names(found: Violation, first: str, second: str, batches: tuple[int, 
 @pytest.mark.parametrize("micros", range(1, 5))
 @pytest.mark.parametrize("batches", range(1, 7))
 @pytest.mark.parametrize("schedule", BUILDERS)
-def test_every_schedule_is_proven_exact(schedule: str, batches: int, micros: int) -> None:
+def test_every_schedule_is_proven_exact_or_as_designed(schedule: str, batches: int, micros: int) -> None:
+    """Promise: what is stale by design is never called exact, and is proven to be nothing else."""
     actions = build(schedule, batches, micros)
-    proof = examine(actions, build("serial", batches, micros))
+    proof = examine(actions, reference(schedule, batches, micros), schedule in STALE)
     assert isinstance(proof, Proof), str(proof)
+    assert proof.exact == (schedule in EXACT or batches == 1) and ("stale by one batch" in str(proof)) != proof.exact
     assert proof.actions == len(actions) and proof.pairs > 0 and proof.reads > 0
     assert proof.classes == (2 + micros * (micros + 1) // 2) ** batches
 
@@ -82,8 +85,12 @@ def test_every_schedule_is_proven_exact(schedule: str, batches: int, micros: int
 def test_a_pipeline_that_starts_anew_is_exact(schedule: str) -> None:
     """From a later step on, as after the end of an epoch, with nothing before it to wait for."""
     lists = ([a for step in range(3, 7) for a in BUILDERS[name](step, 2, 3)] for name in (schedule, "serial"))
-    actions, reference = ([a for a in found if a.batch < 7] for found in lists)
-    assert {a.batch for a in actions} == {3, 4, 5, 6} and check(actions, reference) is None
+    actions, serial = ([a for a in found if a.batch < 7] for found in lists)
+    assert {a.batch for a in actions} == {3, 4, 5, 6}
+    if schedule in STALE:
+        assert check(actions, with_peeks(serial), stale=True) is None
+    else:
+        assert check(actions, serial) is None
 
 
 def test_shared_rows_left_out_of_sync() -> None:
@@ -289,7 +296,7 @@ def test_every_option_is_proven_exact(schedule: str, look_ahead: int, buckets: i
         )
         for replicates in (False, True):
             options = replace(options, evicts=early and not retrieve, replicates=replicates)
-            assert check(build(schedule, 5, 3, options), build("serial", 5, 3, options)) is None
+            assert check(build(schedule, 5, 3, options), reference(schedule, 5, 3, options), schedule in STALE) is None
 
 
 GROUPS = replace(DEFAULT, replicates=True)
@@ -437,7 +444,8 @@ def test_effects_that_check_cannot_follow_are_refused() -> None:
 def test_every_wait_is_needed_or_implied(schedule: str, micros: int, early_retrieve: bool) -> None:
     """Each wait dropped alone is caught, or changes nothing in what comes before what, or is known not to be about exactness."""
     options = replace(DEFAULT, early_retrieve=early_retrieve)
-    reference, actions = build("serial", 4, micros, options), build(schedule, 4, micros, options)
+    serial, actions = reference(schedule, 4, micros, options), build(schedule, 4, micros, options)
+    truth = actions if schedule in STALE else serial
     order, rng = happens_before(actions), random.Random(0)
     caught, implied, free = set(), set(), set()
     for i, action in enumerate(actions):
@@ -445,14 +453,14 @@ def test_every_wait_is_needed_or_implied(schedule: str, micros: int, early_retri
             less = replace(action, waits=tuple(w for w in action.waits if w != wait))
             fewer = [*actions[:i], less, *actions[i + 1 :]]
             pair = f"{action.stage} for {wait[0]}"
-            if check(fewer, reference) is not None:
+            if check(fewer, serial, schedule in STALE) is not None:
                 caught.add(pair)
             elif happens_before(fewer) == order:
                 implied.add(pair)
             else:
                 free.add(pair)
                 uses, again = random_uses(rng, 4, micros), random_order(fewer, rng)
-                assert again is not None and execute(again, uses) == execute(reference, uses)
+                assert again is not None and execute(again, uses) == execute(truth, uses)
     assert {"sync for retrieve", "compute for embed", "accumulate for grad", "writeback for update"} <= caught
     # Later batches could be prepared before this one has computed where there is dbp; rows of the next micro-batch could travel
     # earlier where there is no fwp.
@@ -480,3 +488,61 @@ def test_rows_in_only_one_of_two_batches_are_followed_further_back() -> None:
         assert check([one, both], [one, both]) is None
         found = check([replace(one, effects=()), both], [one, both])
         assert found is not None and [batch for batch, _, _ in found.rows.uses] == [alone]
+
+
+# Stale by design
+
+
+def not_as_designed(actions: list[Action], options: Options = DEFAULT) -> Violation:
+    found = check(actions, reference("semi_async", 4, 2, options), stale=True)
+    assert found is not None, "called as designed"
+    return found
+
+
+def test_stale_rows_are_not_exact() -> None:
+    """Promise: without its label, `semi_async` is refused like any other list that reads old rows."""
+    found = check(build("semi_async", 4, 2), reference("semi_async", 4, 2))
+    assert found is not None
+    assert_names(found, "update 0", "compute 1.0", (0, 1), "window 1")
+
+
+def test_rows_that_are_two_batches_old() -> None:
+    """Promise: the bound is never exceeded: rows peeked before the batch before has its own."""
+    options = replace(DEFAULT, early_retrieve=False)
+    actions = build("semi_async", 4, 2, options)
+    early = waiting(moved(actions, "peek 2", before="sync 1"), "peek 2", "retrieve 2")
+    found = not_as_designed(early, options)
+    assert {label(found.first), label(found.second)} & {"peek 2", "sync 1", "compute 2.0"}, str(found)
+    older = actions[place(actions, "peek 2")]
+    source = tuple(replace(e, source=rows(0)[0]) if e.kind == "copy" else e for e in older.effects)
+    found = not_as_designed(changed(actions, "peek 2", effects=source), options)
+    assert label(found.second) == "compute 2.0" and "window 2" in found.why, str(found)
+
+
+def test_rows_that_are_fresh_by_chance() -> None:
+    """Promise: never a mixture: what the batch before has updated already is not what is to be read."""
+    actions = build("semi_async", 4, 2)
+    late = moved(actions, "peek 1", before="sync 1")
+    for micro in (0, 1):
+        late = moved(late, f"embed 1.{micro}", before="sync 1")
+    assert_names(not_as_designed(late), "update 0", "compute 1.0", (0, 1), "window 1")
+    embed = actions[place(actions, "embed 1.1")]
+    from_rows = changed(actions, "embed 1.1", effects=act("embed", 1, 1).effects)
+    assert len(embed.effects) == 3 and {label(not_as_designed(from_rows).second)} <= {"sync 1", "compute 1.1"}
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_lost_update(part: int) -> None:
+    """Promise: the update of a batch is applied on top of the one before, values and optimizer state."""
+    actions = without_effect(
+        build("semi_async", 4, 2), "sync 1", lambda e: e.kind == "copy" and e.state == rows(1)[part]
+    )
+    found = not_as_designed(actions)
+    assert_names(found, "update 0", "update 1", (0, 1), f"rows 1 {('values', 'state')[part]}")
+
+
+def test_an_update_that_does_not_wait_for_the_peek() -> None:
+    """Promise: rows are peeked before they change."""
+    actions = build("semi_async", 4, 2)
+    found = not_as_designed(waiting(moved(actions, "update 0", before="peek 1"), "update 0", "accumulate 0.0"))
+    assert "update 0" in str(found)

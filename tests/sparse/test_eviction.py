@@ -28,8 +28,9 @@ from nestpipe import (
 )
 from nestpipe.keys import owners_of
 from nestpipe.pipeline import NotFinite
-from nestpipe.schedule import BUILDERS
+from nestpipe.schedule import EXACT
 from nestpipe.sparse.evictor import Evictor
+from nestpipe.sparse.one_batch_old import OneBatchOld
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.eviction import kernels as eviction_kernels
 from nestpipe.tables.eviction.horizon import MOST, AgreedClock
@@ -175,12 +176,36 @@ def overlapping(draw: st.DrawFn, most_workers: int = 2) -> Steps:
         st.booleans(),
         st.sampled_from(["float32", "float64"]),
     ),
-    st.sampled_from([name for name in BUILDERS if name != "serial"]),
+    st.sampled_from([name for name in EXACT if name != "serial"]),
     st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_bit_for_bit(steps: Steps, setting: Setting, schedule: str, most: int | None) -> None:
     """Promise: rows, state, usage and evictions equal serial's under every schedule, also when stopped early."""
     assert all(run(len(steps[0]), both, steps, setting, schedule, most))
+
+
+def reads_one_batch_old(pipeline: TrainPipeline) -> None:
+    old = OneBatchOld(pipeline.stage("embed"), pipeline.stage("update"), pipeline.device)
+    pipeline.replace_stages(embed=old.embed, update=old.update)
+
+
+def stale_alike(world: World, steps: Steps, setting: Setting, most: int | None) -> bool:
+    stale_serial = trained(world, steps, setting, "serial", most, poison=reads_one_batch_old)
+    return stale_serial == trained(world, steps, setting, "semi_async", most)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    overlapping(),
+    st.builds(Setting, policies, st.sampled_from(list(OPTIMIZERS)), st.sampled_from([1, 3]), st.booleans()),
+    st.sampled_from([None, None, 1, 3, 6]),
+)
+def test_semi_async_evicts_what_serial_evicts_that_reads_one_batch_old(
+    steps: Steps, setting: Setting, most: int | None
+) -> None:
+    """Promise: admission, sweeps and usage are never stale, whatever rows are read."""
+    assert all(run(len(steps[0]), stale_alike, steps, setting, most))
 
 
 # The oracle.

@@ -103,12 +103,18 @@ def places(effect: Effect, micro: int, uses: Uses) -> list[Place]:
 
 
 def _touches(effect: Effect, micro: int, uses: Uses, key: int, workers: list[int]) -> bool:
-    """Whether one of the workers has the key in each of the effect's batches, and used in the micro-batch as it says."""
+    """Whether one of the workers has the key in the effect's first batch, used in the micro-batch as it says, and any has it in
+    the others."""
+    everyone = {worker for _, _, worker in uses}
     for batch in effect.batches:
-        mine = [uses[key, batch, w] for w in workers if (key, batch, w) in uses]
+        mine = [
+            uses[key, batch, w]
+            for w in (workers if batch == effect.batches[0] else everyone)
+            if (key, batch, w) in uses
+        ]
         if batch == effect.batches[0] and effect.use:
             met = {"first": lambda m: min(m) == micro, "last": lambda m: max(m) == micro, "used": lambda m: micro in m}
             mine = [micros for micros in mine if met[effect.use](micros)]
         if not mine:
             return False
-    return not any((key, batch, w) in uses for batch in effect.without for w in workers)
+    return not any((key, batch, w) in uses for batch in effect.without for w in everyone)

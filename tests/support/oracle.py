@@ -289,8 +289,12 @@ def train(
     clip_norm: float | None = None,
     table_rate: Callable[[int], float] = lambda step: 1.0,
     dense_rate: Callable[[int], float] = lambda step: 1.0,
+    one_batch_old: bool = False,
 ) -> Trained:
-    """One step per global batch on the mean loss over it.  `model.sparse` is replaced; its dense part is trained in place."""
+    """One step per global batch on the mean loss over it.  `model.sparse` is replaced; its dense part is trained in place.
+
+    `one_batch_old`: the loss and its gradients are those of the tables as they were before the last step.
+    """
     sparse_grads = isinstance(optimizer, Adam)
     kind = OracleBags if isinstance(model.sparse.tables[0], EmbeddingBagConfig) else OracleSequences
     model.sparse = kind(model.sparse, first_rows, sparse_grads)
@@ -301,12 +305,19 @@ def train(
     rates = [group["lr"] for group in dense.param_groups] if dense else []
     everything = [*parameters, *tables.weights.values()]
     trained = Trained(keys={name: keys for name, (keys, _) in first_rows.items()})
+    before: list[Tensor] = []
     with plain_kernels():
         for number, batch in enumerate(batches):
             for p in everything:
                 p.grad = None
+            newest = [w.data.clone() for w in tables.weights.values()]
+            for w, values in zip(tables.weights.values(), before if one_batch_old and number else newest):
+                w.data.copy_(values)
             loss, _ = model(batch)
             loss.backward()
+            for w, values in zip(tables.weights.values(), newest):
+                w.data.copy_(values)
+            before = newest
             for p in parameters:  # the pipeline's gradients are never None
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             trained.losses.append(float(loss.detach()))

@@ -1,4 +1,4 @@
-"""Runs with averaged replicas: verify, summary and report say that they are not synchronous training; resumed runs are the same."""
+"""Runs with averaged replicas: verify, summary and report say that they are inexact; resumed runs are the same."""
 
 from __future__ import annotations
 

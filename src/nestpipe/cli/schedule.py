@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
 
 
 def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
-    from nestpipe.schedule import BUILDERS, build
+    from nestpipe.schedule import BUILDERS, STALE, build, reference
     from nestpipe.schedule.check import Violation, examine
     from nestpipe.schedule.clock import nominal, run
 
@@ -84,12 +84,14 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
     result = {"schedule": name, "batches": batches, "micro_batches": micros, "ends": ends, "actions": _rows(spans)}
     code = 0
     if args.check:
-        found = examine(actions, serial, average_every=options.average_every)
+        found = examine(
+            actions, reference(name, batches, micros, options), name in STALE, average_every=options.average_every
+        )
         broken = isinstance(found, Violation)
         exact = not isinstance(found, Violation) and found.exact
         result["check"] = {"exact": exact, "as_designed": not broken, "why": str(found)}
         code = 1 if broken else 0
-        label = "broken" if options.average_every else "not exact"
+        label = "broken" if options.average_every or name in STALE else "not exact"
         label = label if isinstance(found, Violation) else found.label
         console.print(f"{label}: {found}", highlight=False, soft_wrap=True, markup=False)
     _write(args, spans, title, result)
@@ -98,10 +100,13 @@ def _schedule(args: argparse.Namespace, arguments: list[str]) -> int:
 
 def _options(args: argparse.Namespace, name: str, micros: int | None) -> tuple[Options, int]:
     """The options and the micro-batches of the list: those that a recipe runs with, or the defaults with eviction."""
-    from nestpipe.schedule.options import DEFAULT
+    from nestpipe.config.pipeline import SCHEDULES, PipelineConfig
+    from nestpipe.schedule.options import Workload, resolve
 
     if args.recipe is None:
-        return replace(DEFAULT, evicts=True), micros or 1  # a list that is exact with eviction is exact without
+        options = resolve(PipelineConfig().changed(schedule=name if name in SCHEDULES else "serial"), Workload())
+        # a list that is exact with eviction is exact without; rows retrieved early are never evicted
+        return replace(options, evicts=not options.early_retrieve), micros or 1
     from nestpipe.train.build import recipe_options
 
     recipe = read_recipe(args.recipe, [*args.set, f"pipeline.schedule={name}"])

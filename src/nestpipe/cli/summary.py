@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nestpipe.device.launches import waits_in_words
+from nestpipe.train.summary import staleness_in_words
 from nestpipe.train.utilisation import utilisation_in_words
 
 
@@ -21,7 +22,9 @@ def show_summary(summary: dict[str, Any], metrics: str, page: Path | None) -> No
         f"({summary['samples_per_s']:,.0f} samples/s) on {workers}, {summary['rows']:,} rows on the first"
     )
     if "inexact" in summary:
-        console.print(f"not exact, by design: {summary['inexact']}", highlight=False)
+        console.print(f"inexact by design: {summary['inexact']}", highlight=False)
+    if "row_reads" in summary:
+        console.print(f"inexact by design: {staleness_in_words(summary['row_reads'])} ({summary['schedule']})")
     console.print(_stages(summary), soft_wrap=False)
     console.print(f"the compute lane is busy for {summary['compute_share']:.1%} of a step")
     for line in utilisation_in_words(summary["flops"]) if "flops" in summary else []:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Runs 100 steps of a recipe (or --steps) twice from one seed, under `serial` and under the given schedule, and compares losses,
 every row, every optimizer state and every dense parameter bit for bit.  Exits with 1 and names the first difference if there is
-one.
+one.  `semi_async` is stale by one batch by design and never called equal: it is compared with `serial` that reads rows of the
+batch before as they were before its update, and exits with 1 if it is not bit for bit that.
 """
 EPILOG = """\
 examples:
@@ -87,7 +88,15 @@ def _show(result: dict[str, Any]) -> int:
     for race in races:
         print(f"nestpipe: race: {race}", file=sys.stderr)
     designed = "as_designed" in result
-    if designed:
+    if "row_reads" in result:
+        reads = result["row_reads"]
+        print(
+            f"not equal to serial, by design: {result['schedule']} reads rows shared with the batch before one batch stale "
+            f"({100 * reads['one_batch_stale'] / max(1, reads['all']):.1f} % of row reads)",
+            file=sys.stderr,
+        )
+        what = f"{result['schedule']} and serial that reads such rows one batch old, {workers}, {result['steps']} steps"
+    elif designed:
         print(f"not equal to synchronous training, by design: {result['inexact']}", file=sys.stderr)
         what = f"{what}, serial with the same averaging, which is itself not synchronous training"
     if result["equal"] or result.get("as_designed"):

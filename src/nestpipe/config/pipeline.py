@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from nestpipe.config.micro_batches import check_micro_batches
 
-ScheduleName = Literal["serial", "dbp", "fwp", "nested"]
+ScheduleName = Literal["serial", "dbp", "fwp", "nested", "semi_async"]
 HOST = "host"
 """A group size: the workers of one machine."""
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
@@ -20,7 +20,7 @@ REPLICAS: tuple[str, ...] = get_args(ReplicasName)
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """In which order the work of a step is done.  The result is the same for every schedule.
+    """In which order the work of a step is done.  The result is the same for every schedule but `semi_async`.
 
     Each default stands here and nowhere else.  None means that the model and its tables decide (`schedule.options.resolve`).
     """
@@ -29,7 +29,8 @@ class PipelineConfig:
     """Old spellings that recipes and keyword arguments of `TrainPipeline` may still use."""
 
     schedule: ScheduleName = "serial"
-    """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both."""
+    """Name of the schedule: plain synchronous, Dual-Buffer Pipelining, Frozen-Window Pipelining, or both. semi_async is inexact
+    by design: rows that the batch before touches too are read one batch stale."""
     micro_batches: int | Literal["auto"] | list[list[int]] = 1
     """Micro-batches per batch. Results round differently with another number, and with other values of group_size, clustering or
     defer_weight_grads; beside these only replicas, average_every and moment_scale change a bit. "auto" measures 1 to 16 and takes
@@ -49,13 +50,14 @@ class PipelineConfig:
     clustering: bool | None = None
     """Put samples that share keys into the same micro-batch; none = only if memory.window_limit is set."""
     look_ahead: int = 2
-    """How many micro-batches rows travel ahead of compute, in fwp and nested."""
+    """How many micro-batches rows travel ahead of compute, in fwp, nested and semi_async."""
     early_prepare: bool | None = None
-    """Prepare later batches as soon as the compute of a batch ends, in dbp and nested; false = once the first rows of the next
-    batch have left; none = true where the host's own cores compute."""
+    """Prepare later batches as soon as the compute of a batch ends, in dbp, nested and semi_async; false = once the first
+    rows of the next batch have left; none = true where the host's own cores compute."""
     early_retrieve: bool | None = None
-    """Retrieve rows while the batch before last is still being written back, in dbp and nested. Needs three row buffers instead
-    of two; none = true where tables.disk_path is set."""
+    """Retrieve rows while the batch before last is still being written back, in dbp, nested and semi_async. Needs one more row
+    buffer, three instead of two (semi_async: four instead of three); none = true where tables.disk_path is set, and in semi_async
+    unless tables evict."""
     early_reduce: bool = True
     """All-reduce dense gradients while the last backward pass still runs; set false for re-entrant checkpointing."""
     early_update: bool = True
@@ -73,6 +75,10 @@ class PipelineConfig:
             raise ValueError(f"pipeline.group_size must be a number of workers, 'host' or none, not {size!r}")
         if self.replicas not in REPLICAS:
             raise ValueError(f"pipeline.replicas must be one of {', '.join(REPLICAS)}, not {self.replicas!r}")
+        if self.replicas == "average" and self.schedule == "semi_async":
+            raise ValueError(
+                "pipeline.replicas = 'average' and pipeline.schedule = 'semi_async' are both inexact: take one of them"
+            )
         if not (type(self.average_every) is int and self.average_every >= 1):
             raise ValueError(f"pipeline.average_every must be a whole number of at least 1, not {self.average_every!r}")
         scale = self.moment_scale

@@ -37,11 +37,12 @@ from nestpipe.pipeline.progress import REQUESTS, Progress
 from nestpipe.pipeline.stages import PipelineStages, Rate, StageFunction
 from nestpipe.pipeline.tuner import Choice, Tuner, make_plan
 from nestpipe.pipeline.workload import deferred_of, workload_of
-from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, Action
+from nestpipe.schedule import BUILDERS, LOOKING_AHEAD, STALE, Action
 from nestpipe.schedule.averaging import averaged_after, inexact, opens_late
 from nestpipe.schedule.boundary import boundary_begins
 from nestpipe.schedule.dbp import again
 from nestpipe.schedule.options import resolve
+from nestpipe.schedule.semi_async import refreshing
 from nestpipe.schedule.stages import CALLERS_LANE
 from nestpipe.schedule.timeline import Timeline
 from nestpipe.sparse.attach import attach_collections
@@ -101,6 +102,7 @@ class TrainPipeline:
         """A factor on the dense learning rates for every batch; None: the caller sets the optimizer's rates."""
         self.world = world or World.join()
         self._looks_ahead = self.config.schedule in LOOKING_AHEAD
+        self._stale = self.config.schedule in STALE
         collections = collections_in(model)
         sparse_optimizer = sparse_optimizer or RowWiseAdagrad()
         size, problem = _group_size(self.config, self.world)
@@ -153,6 +155,7 @@ class TrainPipeline:
             buffer_limit=buffer_limit,
             window_limit=window_limit,
             buffer_readers=1 + self._looks_ahead + (self._looks_ahead and self.options.early_retrieve),
+            peeks=self._stale,
             stamped=check_staleness,
             traffic=traffic,
             moment_scale=(self.config.moment_scale or 1 / self.topology.replicas.size) if averages else None,
@@ -213,7 +216,7 @@ class TrainPipeline:
         begin = self._last_end or time.perf_counter()
         self.device.begin_step()
         number = self.next_batch
-        actions = BUILDERS[self.config.schedule](number, self._micro_batches(number), self._start, self.options)
+        actions = self._actions(number)
         self._prepare_contexts(actions)
         try:
             self.engine.run(actions, self._contexts)
@@ -259,7 +262,7 @@ class TrainPipeline:
 
     def evaluate_with_loss(self, batches: Iterator[Batch]) -> Generator[tuple[Batch, Tensor, Any], None, None]:
         """As `evaluate`, with the model's loss between the two: the mean over the batch's samples."""
-        self.refresh()
+        self.unite()
         training = self.model.training
         self._evaluating = True
         self.model.eval()
@@ -285,10 +288,25 @@ class TrainPipeline:
         self._last_end = None
 
     def refresh(self) -> None:
+        """Lets the next batch read one copy of the tables, as the last step left it, under schedules that are inexact, too.
+
+        A checkpoint calls it: a run that resumes there knows no older rows and no other copies.  Rows that have left already are
+        sent again, so all workers call it together.  Nothing to do under exact schedules.
+        """
+        self.unite()
+        context = self._contexts.get(self.next_batch)
+        if self._stale and context is not None and context.shared and not (context.refreshed or context.ended):
+            context.refreshed = True
+            self.engine.run(
+                refreshing(context.number, context.micro_batches, self._start, self.options), self._contexts
+            )
+            self.settle()
+
+    def unite(self) -> None:
         """As `settle`; then averages replicas that train on their own, so that there is one copy of the tables.
 
-        A checkpoint and an evaluation call it, so it changes what is trained next.  Rows that batches in preparation had already
-        are fetched again.  All workers call it together.  The second call between two steps does nothing.
+        An evaluation calls it, so it changes what is trained next.  Rows that batches in preparation had already are fetched
+        again.  All workers call it together.  The second call between two steps does nothing.
         """
         self.settle()
         if not self.options.average_every or self._averaged_at == self.next_batch:
@@ -307,7 +325,7 @@ class TrainPipeline:
 
     @property
     def inexact(self) -> str | None:
-        """In what this differs from synchronous training, in a few words; None where it does not."""
+        """In what averaged replicas differ from synchronous training, in a few words; None where they do not."""
         return inexact(self.options)
 
     def close(self) -> None:
@@ -469,6 +487,12 @@ class TrainPipeline:
                 f"progress got another iterator while {self.config.schedule!r} has read ahead from the last one: use that one "
                 "until progress returns None, or join them with itertools.chain"
             )
+
+    def _actions(self, number: int) -> list[Action]:
+        """What this step issues."""
+        count = self._micro_batches(number)
+        more = {"following": self._micro_batches(number + 1)} if self._stale else {}
+        return BUILDERS[self.config.schedule](number, count, self._start, self.options, **more)
 
     def _prepare_contexts(self, actions: list[Action]) -> None:
         for action in actions:

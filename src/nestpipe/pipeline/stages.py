@@ -99,6 +99,9 @@ class PipelineStages:
     def retrieve(self, context: BatchContext, _: int) -> None:
         self.sparse.retrieve(context)
 
+    def peek(self, context: BatchContext, _: int) -> None:
+        self.sparse.peek(context)
+
     def sync(self, context: BatchContext, _: int) -> None:
         self.sparse.sync(context)
 

@@ -161,6 +161,8 @@ def _figures(
         hint = f"tokens and pairs that there are; {100 * padded:.1f} % with padding and masked pairs"
         add("MFU", 100 * jagged, 1, "%", hint + (", which are not computed" if padded > 1 else ""))
     add("throughput", _last(summary, records, "samples_per_s"), 0, "samples/s")
+    stale = number(mapping(summary.get("row_reads")).get("stale_share"))
+    add("stale", None if stale is None else 100 * stale, 1, "%", "of row reads were one batch stale: inexact by design")
     metrics = mapping(summary.get("metrics")) or next(
         (m for r in reversed(records) if (m := mapping(r.get("eval")))), {}
     )

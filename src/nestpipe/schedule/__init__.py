@@ -7,28 +7,41 @@ from nestpipe.schedule.dbp import dbp
 from nestpipe.schedule.fwp import fwp
 from nestpipe.schedule.nested import nested
 from nestpipe.schedule.options import DEFAULT, Options
+from nestpipe.schedule.semi_async import semi_async, with_peeks
 from nestpipe.schedule.serial import serial
 from nestpipe.schedule.stages import LANES, STAGES
 
-Builder = Callable[[int, int, int, Options], list[Action]]
+Builder = Callable[..., list[Action]]
 
 BUILDERS: dict[str, Builder] = {
     "serial": serial,
     "dbp": dbp,
     "fwp": fwp,
     "nested": nested,
+    "semi_async": semi_async,
 }
 """Name to builder: builder(step, micro_batches, start, options) gives the actions that one step issues, in order.
 
 `start` is the first step since the pipeline was last empty: nothing before it is waited for."""
 
-LOOKING_AHEAD = ("dbp", "nested")
+LOOKING_AHEAD = ("dbp", "nested", "semi_async")
 """Schedules that retrieve rows of a batch before the one before it has updated them."""
+
+STALE = ("semi_async",)
+"""Schedules that are inexact by design: rows that the batch before touches too are read as they were before its update."""
+
+EXACT = tuple(name for name in BUILDERS if name not in STALE)
 
 
 def build(name: str, batches: int, micro_batches: int, options: Options = DEFAULT) -> list[Action]:
     """The whole list of a schedule for a number of batches."""
     return build_by(BUILDERS[name], batches, micro_batches, options)
+
+
+def reference(name: str, batches: int, micro_batches: int, options: Options = DEFAULT) -> list[Action]:
+    """The serial list that a schedule is compared with: it has the same actions."""
+    serial_list = build("serial", batches, micro_batches, options)
+    return with_peeks(serial_list) if name in STALE else serial_list
 
 
 def build_by(builder: Builder, batches: int, micro_batches: int, options: Options = DEFAULT) -> list[Action]:
@@ -39,9 +52,11 @@ def build_by(builder: Builder, batches: int, micro_batches: int, options: Option
 
 __all__ = [
     "BUILDERS",
+    "EXACT",
     "LANES",
     "LOOKING_AHEAD",
     "STAGES",
+    "STALE",
     "Action",
     "Builder",
     "Options",
@@ -50,5 +65,7 @@ __all__ = [
     "dbp",
     "fwp",
     "nested",
+    "reference",
+    "semi_async",
     "serial",
 ]

@@ -8,6 +8,9 @@ Two things must hold for every class of rows (see `rowclass`).
    nothing, so it does not matter which way a row went, only which version arrived.  An action is an unknown function of what it
    reads; so, one action after another, each makes what it makes in `serial`.  The same is asked of what outlives the list.
 
+A schedule that is stale by design is held to another reference, as sharply: `compute(t)` must read rows that t-1 touches too as
+`serial` has them just before `update(t-1)`, neither older nor newer, and every other read is asked for as above.
+
 Classes are not listed.  A search back from each read to its origin splits them only where an effect touches some and not others,
 so the work grows with the pairs of batches and not with their subsets.
 
@@ -27,7 +30,7 @@ from dataclasses import dataclass
 
 from nestpipe.schedule.action import Action, Name, label
 from nestpipe.schedule.averaging import differing
-from nestpipe.schedule.effects import WINDOWED, Effect, State
+from nestpipe.schedule.effects import WINDOWED, Effect, State, rows
 from nestpipe.schedule.rowclass import Classes, RowClass
 
 Origin = tuple[Name | None, State]
@@ -50,7 +53,8 @@ class Violation:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was looked at to find that a list is exact, or that it is `serial` with averaged replicas."""
+    """What was looked at to find that a list is exact, that it differs by `stale` reads and nothing else, or that it is
+    `serial` with averaged replicas."""
 
     actions: int
     pairs: int
@@ -59,12 +63,14 @@ class Proof:
     """Reads traced to their origin in both lists, each once for every set of classes that makes a difference."""
     classes: int
     """Classes of rows that these sets cover: all there are."""
+    stale: int = 0
+    """Of the reads, those of rows shared with the batch before, as they were before its update; the others are as in `serial`."""
     average_every: int = 0
     """Replicas train on their own for so many batches, in the reference, too; 0: they are equal."""
 
     @property
     def exact(self) -> bool:
-        return not self.average_every
+        return not self.stale and not self.average_every
 
     @property
     def label(self) -> str:
@@ -73,21 +79,32 @@ class Proof:
 
     def __str__(self) -> str:
         classes = f"{self.classes:,}" if self.classes < 10**9 else f"10^{len(str(self.classes)) - 1}"
-        bound = f"{differing(self.average_every)}, and nothing else differs from serial: "
+        bounds = []
+        if self.stale:
+            bounds.append("rows shared with the batch before are stale by one batch, never by more")
+        if self.average_every:
+            bounds.append(differing(self.average_every))
+        bound = f"{', '.join(bounds)}, and nothing else differs from serial: "
         return (
             ("" if self.exact else bound)
-            + f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads:,} reads the same, "
-            f"for all {classes} classes of rows"
+            + f"{self.actions:,} actions, {self.pairs:,} pairs ordered, {self.reads - self.stale:,} reads the same, "
+            + (f"{self.stale:,} stale by one batch, " if self.stale else "")
+            + f"for all {classes} classes of rows"
         )
 
 
-def check(actions: Sequence[Action], reference: Sequence[Action]) -> Violation | None:
-    """None where `actions` is exactly `reference` (the serial list of the same batches), or what breaks it."""
-    found = examine(actions, reference)
+def check(actions: Sequence[Action], reference: Sequence[Action], stale: bool = False) -> Violation | None:
+    """None where `actions` is exactly `reference` (the serial list of the same batches), or what breaks it.
+
+    `stale`: it must differ, by rows shared with the batch before that are read as they were before its update.
+    """
+    found = examine(actions, reference, stale)
     return found if isinstance(found, Violation) else None
 
 
-def examine(actions: Sequence[Action], reference: Sequence[Action], average_every: int = 0) -> Violation | Proof:
+def examine(
+    actions: Sequence[Action], reference: Sequence[Action], stale: bool = False, average_every: int = 0
+) -> Violation | Proof:
     """Like `check`, with the figures of the proof where there is one.
 
     `average_every`: of the options of both lists, for the proof to say what it does not prove.
@@ -103,10 +120,10 @@ def examine(actions: Sequence[Action], reference: Sequence[Action], average_ever
     pairs = _races(actions, before, every)
     if isinstance(pairs, Violation):
         return pairs
-    reads = _different_reads(_Run(actions), _Run(reference), every)
+    reads = _different_reads(_Run(actions), _Run(reference), every, stale)
     if isinstance(reads, Violation):
         return reads
-    return Proof(len(actions), pairs, reads, every.count(len({a.batch for a in actions})), average_every)
+    return Proof(len(actions), pairs, sum(reads), every.count(len({a.batch for a in actions})), reads[1], average_every)
 
 
 def _searchable(actions: Sequence[Action]) -> None:
@@ -241,39 +258,58 @@ class _Run:
             yield some, (None, state)
 
 
-def _different_reads(run: _Run, reference: _Run, every: Classes) -> Violation | int:
-    """How many reads were compared, or one that finds something else than in the reference."""
-    reads = 0
+def _different_reads(run: _Run, reference: _Run, every: Classes, stale: bool) -> Violation | tuple[int, int]:
+    """How many reads find the same and how many something older, as they must, or one that finds something else."""
+    counts = [0, 0]
     for place, action in enumerate(run.actions):
         for effect in _reads(action):
-            rows, _ = _split(every, action, effect, effect.state)
-            if rows is None:
+            touched, _ = _split(every, action, effect, effect.state)
+            if touched is None:
                 continue
-            for some, wanted, found in _origins(
-                run, reference, effect.state, place, reference.place[action.name], rows
-            ):
-                reads += 1
-                if wanted != found:
-                    what = " ".join(map(str, effect.state))
-                    why = f"{action} must read {what} as {_left(wanted)}, but reads it as {_left(found)}"
-                    return Violation(wanted[0] or action.name, action.name, some.example(), why)
+            in_reference = reference.place[action.name]
+            older, others = _shared_with_batch_before(effect, touched, reference) if stale else (None, [touched])
+            compared = [(0, effect.state, in_reference, some) for some in others]
+            if older is not None:
+                before = effect.state[1] - 1  # type: ignore[operator]
+                compared.append((1, rows(before)[0], reference.place["update", before, -1], older))
+            for is_older, state, at, which in compared:
+                for fewer, wanted, found in _origins(run, reference, (effect.state, place), (state, at), which):
+                    counts[is_older] += 1
+                    if wanted != found:
+                        what = " ".join(map(str, effect.state))
+                        why = f"{action} must read {what} as {_left(wanted)}, but reads it as {_left(found)}"
+                        first = wanted[0] or (found[0] if is_older else None) or action.name
+                        return Violation(first, action.name, fewer.example(), why)
     for state in sorted({s for r in (run, reference) for s in r.writes if _outlives(s)}, key=str):
-        for some, wanted, found in _origins(run, reference, state, len(run.actions), len(reference.actions), every):
-            reads += 1
+        ends = (state, len(run.actions)), (state, len(reference.actions))
+        for some, wanted, found in _origins(run, reference, *ends, every):
+            counts[0] += 1
             if wanted != found:
                 why = f"at the end {' '.join(map(str, state))} must be as {_left(wanted)}, but is as {_left(found)}"
-                first, second = wanted[0] or found[0], found[0] or wanted[0]
-                assert first is not None and second is not None
-                return Violation(first, second, some.example(), why)
-    return reads
+                begun, ended = wanted[0] or found[0], found[0] or wanted[0]
+                assert begun is not None and ended is not None
+                return Violation(begun, ended, some.example(), why)
+    return counts[0], counts[1]
+
+
+def _shared_with_batch_before(
+    effect: Effect, touched: Classes, reference: _Run
+) -> tuple[Classes | None, Sequence[Classes]]:
+    """Of what a model reads: rows that the batch before touches too, and all others."""
+    if effect.state[0] != "window":
+        return None, [touched]
+    before = effect.state[1] - 1  # type: ignore[operator]
+    if ("update", before, -1) not in reference.place:
+        return None, [touched]
+    return touched.split(Effect("read", rows(before)[0], batches=(before,)), -1, windowed=False)
 
 
 def _origins(
-    run: _Run, reference: _Run, state: State, at: int, reference_at: int, rows: Classes
+    run: _Run, reference: _Run, where: tuple[State, int], reference_where: tuple[State, int], rows: Classes
 ) -> Iterator[tuple[Classes, Origin, Origin]]:
-    """For each set of rows that have the same origins: that in the reference and that in the list."""
-    for some, wanted in reference.origins(state, reference_at, rows):
-        for fewer, found in run.origins(state, at, some):
+    """For each set of rows that have the same origins: that in the reference and that in the list, of a state at a place each."""
+    for some, wanted in reference.origins(*reference_where, rows):
+        for fewer, found in run.origins(*where, some):
             yield fewer, wanted, found
 
 

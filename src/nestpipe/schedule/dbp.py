@@ -6,7 +6,8 @@ optimizer state.  Rows that t-1 changed and t does not touch are in the store in
 `retrieve(t+1)`.
 
 So a store whose disk takes long is asked for one thing after the other.  With `early_retrieve` both happen at once: rows of t-1
-are final when `update(t-1)` is over, and `retrieve(t+1)` copies them from its buffer, a third one, and the others from the store.
+are final when `update(t-1)` is over, and `retrieve(t+1)` copies them from its buffer, a third one, and the others from the
+store.
 
 Where replicas are averaged after t (`averaging`), `retrieve(t+1)` and `retrieve(t+2)` wait for that, and t+1 copies nothing from t.
 """

@@ -26,7 +26,9 @@ class Effect:
     source: State | None = None
     """Of a copy."""
     batches: tuple[int, ...] = ()
-    """Rows: only of keys that occur in all of these batches.  Empty: all of the state, but for what `without` says."""
+    """Rows: only of keys that occur in all of these batches.  Empty: all of the state, but for what `without` says.
+
+    Of rows that each worker has for itself: only of keys that the worker itself has in the first of them."""
     use: str = ""
     """Rows in a micro-batch: "first" or "last" used in it, or "used" in it."""
     without: tuple[int, ...] = ()
@@ -48,6 +50,20 @@ def rows(batch: int) -> tuple[State, State]:
 def shared_rows(batch: int) -> tuple[Effect, ...]:
     """Rows that batch - 1 touched too: from its buffer into this one's."""
     return copied_rows(batch - 1, batch)
+
+
+def peeked(batch: int) -> tuple[Effect, ...]:
+    """Values of rows that batch - 1 touches too: from its buffer to beside this one's rows, to be sent and not to be updated."""
+    return (Effect("copy", ("peeked", batch), rows(batch - 1)[0], batches=(batch - 1, batch)),)
+
+
+def sent_rows(batch: int) -> tuple[Effect, ...]:
+    """What a micro-batch uses first, into its workers' windows: what was peeked, and other rows as they are."""
+    window: State = ("window", batch)
+    return (
+        Effect("copy", window, ("peeked", batch), batches=(batch, batch - 1), use="first"),
+        Effect("copy", window, rows(batch)[0], batches=(batch,), use="first", without=(batch - 1,)),
+    )
 
 
 def copied_rows(before: int, batch: int, without: tuple[int, ...] = ()) -> tuple[Effect, ...]:

@@ -68,7 +68,8 @@ def resolve(config: PipelineConfig, workload: Workload) -> Options:
     """The options that a pipeline of this config runs with.  ValueError where the config asks for what cannot be exact."""
     if config.early_retrieve and workload.evicts:
         raise ValueError("pipeline.early_retrieve must be false, or left out, where tables evict rows (ttl, max_rows)")
-    retrieves_early = workload.on_disk and not workload.evicts  # a sweep has to see what writeback wrote
+    wants_early = workload.on_disk or config.schedule == "semi_async"
+    retrieves_early = wants_early and not workload.evicts  # a sweep has to see what writeback wrote
     return Options(
         buckets=workload.buckets,
         clips=workload.clips,

@@ -62,14 +62,15 @@ class Classes:
     def split(self, effect: Effect, micro: int, windowed: bool) -> tuple[Classes | None, Sequence[Classes]]:
         """Those that an effect in this micro-batch touches, None where there are none; and all others, in disjoint sets.
 
-        Of rows that each worker has for itself (`windowed`) it touches those that the worker uses, and uses as the effect says.
+        Of rows that each worker has for itself (`windowed`) it touches those that the worker uses, in the effect's first batch,
+        and uses as the effect says.
         Rows with one owner are touched whichever worker uses them.  There, `use` is taken as always met: some worker may do so.
         """
         touched, others = self, []
         for batch in effect.batches:
             may = touched._known.get(batch, self._uses.everything)
-            use = effect.use if batch == effect.batches[0] else ""
-            wanted = may & (self._uses.meeting(use, micro) if windowed else self._uses.present)
+            its_own = windowed and batch == effect.batches[0]
+            wanted = may & (self._uses.meeting(effect.use, micro) if its_own else self._uses.present)
             if wanted != may:
                 others.append(touched._but(batch, may ^ wanted))
                 touched = touched._but(batch, wanted)

@@ -135,6 +135,10 @@ def _retrieve(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
     )
 
 
+def _peek(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
+    return (Effect("read", _routes(t)),)  # `semi_async` adds the rows that it copies
+
+
 def _sync(t: int, micro: int, options: Options) -> tuple[Effect, ...]:
     return (Effect("read", _routes(t)),)  # `dbp` adds the rows that it copies
 
@@ -236,6 +240,7 @@ STAGES: dict[str, Stage] = {
         Stage("move", "copy", "batch", "lookup", 1, _move),
         Stage("route", "route", "batch", "lookup", 2, _route),
         Stage("retrieve", "storage", "batch", "lookup", 3, _retrieve),
+        Stage("peek", "update", "batch", "lookup", 1, _peek, white=0.85),
         Stage("sync", "update", "batch", "lookup", 1, _sync, white=0.75),
         Stage("embed", "network", "micro-batch", "all2all", 2, _embed),
         Stage("compute", "compute", "micro-batch", "compute", 4, _compute),

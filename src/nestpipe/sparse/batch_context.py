@@ -40,9 +40,12 @@ class RowLists:
     shared: tuple[Array, Array]
     """Places of the rows that `sync` copies: in the buffer of the batch before, and here."""
     two_before: tuple[Array, Array]
-    """Places of the rows that `retrieve` copies: in the buffer of the batch before that, and here."""
+    """Places of the rows that `retrieve` (or `peek`) copies: in the buffer of the batch before that, and here."""
     replica_rows: Array
     """`ReplicaPlan.rows`; empty without replicas."""
+    peeked: Array = None
+    """Places in `RowBuffer.outgoing` of what `peek` copies: the rows of `shared`, as they are before the batch before
+    updates them."""
 
 
 @dataclass
@@ -75,6 +78,10 @@ class BatchContext:
     the store already has its rows."""
     shared: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Per group: places of the keys that both batches hold, in the previous buffer and in this one."""
+    refreshed: bool = False
+    """A schedule that is stale by design has sent the rows of `shared` again, up to date: after a checkpoint."""
+    peeked_stamps: list[np.ndarray] = field(default_factory=list)
+    """With `--check staleness`, per group: versions of what `peek` copied."""
     lists: list[RowLists] = field(default_factory=list)
     """Per group: the places that row operations need."""
     forgotten: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """Row buffers: an owner's rows of one batch, from a pool that grows as needed and keeps to a limit.
 
 In steady state two buffers per group are in use: one for the batch in training and one for the next batch.  With
-`early_retrieve` there is a third, because rows are retrieved while an earlier batch is still being written back.
+`early_retrieve` there is a third, because rows are retrieved while an earlier batch is still being written back, and with
+`semi_async` a fourth, because they are retrieved a batch earlier.
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ class RowBuffer:
         self.holders = 0
         self.releases: list[Mark] = []
         """What still ran on a device when a stage released this buffer."""
-        self.use(0)
+        self.use(0, 0)
 
     @property
     def capacity(self) -> int:
         return len(self._values)
 
-    def use(self, rows: int) -> None:
+    def use(self, rows: int, beside: int) -> None:
         self.values, self.state, self.grads = self._values[:rows], self._state[:rows], self._grads[:rows]
         self.group_grads = self.grads if self._group_grads is self._grads else self._group_grads[:rows]
+        self.outgoing = self._values[: rows + beside]
+        """What `embed` sends from: the values, and behind them those that `peek` copied."""
 
     def release(self) -> None:
         """One of the stages that read this buffer is done with it.  After the last one the buffer is reused."""
@@ -74,20 +77,21 @@ class BufferPool:
         """Bytes of all buffers, in use or free."""
         self.peak = 0
 
-    def take(self, rows: int, holders: int) -> RowBuffer:
-        """A buffer of `rows` rows, which returns to the pool after `holders` releases."""
+    def take(self, rows: int, holders: int, beside: int = 0) -> RowBuffer:
+        """A buffer of `rows` rows and `beside` more values, which returns to the pool after `holders` releases."""
+        needed = rows + beside
         with self._lock:
-            self._recent.append(rows)
-            buffer = self._fitting(rows)
+            self._recent.append(needed)
+            buffer = self._fitting(needed)
             if buffer is None:
-                buffer = RowBuffer(self, int(rows * ROOM))
+                buffer = RowBuffer(self, int(needed * ROOM))
                 self.bytes += buffer.capacity * self.row_bytes
                 self.peak = max(self.peak, self.bytes)
             buffer.holders = holders
         for release in buffer.releases:
             self.device.after(release)
         buffer.releases.clear()
-        buffer.use(rows)
+        buffer.use(rows, beside)
         return buffer
 
     def release(self, buffer: RowBuffer, everyone: bool = False) -> None:
@@ -129,17 +133,21 @@ class Buffers:
         self.batches = batches
         """Batches that hold buffers at the same time; the limit is for all of them."""
 
-    def take(self, who: str, rows: list[int], holders: int) -> list[RowBuffer]:
-        """One buffer per group.  `who` names the user in the error if they exceed the limit."""
+    def take(self, who: str, rows: list[int], holders: int, beside: list[int] | None = None) -> list[RowBuffer]:
+        """One buffer per group.  `who` names the user in the error if they exceed the limit.
+
+        `beside`: per group, values that `peek` will copy beside the rows.
+        """
+        more = beside or [0] * len(rows)
         if self.limit is not None:
-            needed = self.batches * sum(n * pool.row_bytes for n, pool in zip(rows, self.pools))
+            needed = self.batches * sum((n + m) * pool.row_bytes for n, m, pool in zip(rows, more, self.pools))
             if needed > self.limit:
                 raise BufferLimit(
                     f"{who} needs {needed / 2**20:.1f} MB of row buffers ({self.batches} batches of {sum(rows):,} rows), but "
                     f"memory.buffer_limit is {self.limit / 2**20:.1f} MB: raise it, lower train.batch_size"
                     f"{', set pipeline.early_retrieve = false' if self.batches > 2 else ''} or use more workers"
                 )
-        return [pool.take(n, holders) for n, pool in zip(rows, self.pools)]
+        return [pool.take(n, holders, m) for n, m, pool in zip(rows, more, self.pools)]
 
     @property
     def bytes(self) -> int:

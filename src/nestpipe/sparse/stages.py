@@ -1,4 +1,4 @@
-"""The sparse stages: route, retrieve, sync, embed, grad, accumulate, replicate, update, writeback, average.
+"""The sparse stages: route, retrieve, peek, sync, embed, grad, accumulate, replicate, update, writeback, average.
 
 Each method does one stage of one batch.  All state of a batch is in its `BatchContext`; only the tables outlive it.
 Sums run in one fixed order (micro-batch, then worker, then place), so every schedule adds in the same order.  Sums of shard
@@ -79,6 +79,7 @@ class SparseStages:
         buffer_limit: int | None = None,
         window_limit: int | None = None,
         buffer_readers: int = 1,
+        peeks: bool = False,
         traffic: Traffic | None = None,
         moment_scale: float | None = None,
     ) -> None:
@@ -110,14 +111,18 @@ class SparseStages:
         """Per group; None without an eviction policy."""
         self._host = HostDevice()
         self.device: Device = device or self._host
-        batches = 3 if buffer_readers == 3 else 2
+        self.peeks = peeks
+        """The schedule is stale by design: `embed` sends what `peek` copied."""
+        self.row_reads, self.stale_reads = 0, 0
+        """Rows of this owner that batches read, each once a batch; of these, one batch stale."""
+        batches = max(2, buffer_readers) + (peeks and buffer_readers == 3)
         self.buffers = Buffers(self.groups, buffer_limit, self.device, batches, replicated)
         self._side_buffers = self.buffers if self.device is self._host else Buffers(self.groups, None, self._host)
         """For lookups outside the schedule: the host does them, whatever the device."""
         self.ledger = Ledger(self.groups) if any(group.stamped for group in self.groups) else None
         self._holders = buffer_readers
         """Releases until a buffer is free: by its own `writeback`, by `sync` of the next batch if that reads it, and by
-        `retrieve` of the batch after that if that runs early."""
+        `retrieve` (or `peek`) of the batch after that if that runs early."""
         self.before_lookup: Callable[[], None] = lambda: None
         """Called before a lookup outside the schedule.  Waits until the last step is in the tables."""
         self.traffic = traffic or Traffic()
@@ -179,25 +184,30 @@ class SparseStages:
         buffer if it may not be written back yet.  Also allocates the batch's gradients, and its windows.
         """
         owned = _routes(context).owned
-        holders = self._holders if context.readers is None else context.readers
-        context.buffers = self.buffers.take(f"batch {context.number}", [len(plan) for plan in owned], holders)
         if context.previous is not None:
             pairs = zip(_routes(context.previous).owned, owned)
             context.shared = [intersect_pairs(old.tables, old.keys, new.tables, new.keys) for old, new in pairs]
+        beside = [len(here) for _, here in context.shared] if self.peeks and context.shared else None
+        holders = self._holders if context.readers is None else context.readers
+        context.buffers = self.buffers.take(f"batch {context.number}", [len(plan) for plan in owned], holders, beside)
         from_two_before = self._rows_two_before(context)
         self._upload_lists(context, from_two_before)
         self.clock.note(context.number, _routes(context).seconds)
         context.found = [self._read(context, g, mine) for g, (_, mine) in enumerate(from_two_before)]
-        self._copy_from_two_before(context)
         for buffer, lists in zip(context.buffers, context.lists):
             rows.poison(buffer.values, lists.shared[1])
+            if self.peeks:
+                rows.poison(buffer.values, lists.two_before[1])
+                rows.poison(buffer.outgoing, lists.peeked)
         if self.ledger is not None:
-            self.ledger.poison(context)
+            self.ledger.poison(context, with_two_before=self.peeks)
         for buffer in context.buffers:
             rows.zero(buffer.grads)
             if buffer.group_grads is not buffer.grads:
                 rows.zero(buffer.group_grads)
-        self._make_windows(context)
+        if not self.peeks:
+            self._copy_from_two_before(context)
+            self._make_windows(context)
 
     def _upload_lists(self, context: BatchContext, from_two_before: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Brings the places of rows to where the row operations of all stages can read them."""
@@ -207,7 +217,7 @@ class SparseStages:
             array
             for plan, window, pair, old in zip(routes.owned, routes.windows, shared, from_two_before)
             for array in (
-                plan.embed_rows,
+                *self._outgoing(plan, pair[1]),
                 plan.grad_rows,
                 window.last_order,
                 window.inverse,
@@ -217,7 +227,16 @@ class SparseStages:
             )
         ]
         there = self.device.upload(arrays, "network", "replica", "update", "compute")
-        context.lists = [_lists(there[at : at + 9]) for at in range(0, len(there), 9)]
+        context.lists = [_lists(there[at : at + 10]) for at in range(0, len(there), 10)]
+
+    def _outgoing(self, plan: OwnerPlan, shared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Places that `embed` sends from, and those beside the rows to which `peek` copies `shared`."""
+        if not self.peeks or not len(shared):
+            return plan.embed_rows, _NOWHERE
+        beside = np.arange(len(plan), len(plan) + len(shared))
+        places = np.arange(len(plan))
+        places[shared] = beside
+        return places[plan.embed_rows].astype(plan.embed_rows.dtype), beside
 
     def _read(self, context: BatchContext, g: int, from_two_before: np.ndarray) -> Found:
         """Reads the rows of one group from the store, except those that come from other batches' buffers."""
@@ -259,6 +278,23 @@ class SparseStages:
                 old.release()
             context.two_before = None
 
+    def peek(self, context: BatchContext) -> None:
+        """Copies values of the rows that the previous batch is about to change, beside this batch's: `embed` sends these.
+
+        Once `sync` has run, the batch's own rows are newer: then it copies them.
+        """
+        self._copy_from_two_before(context)
+        previous = context.previous
+        for g, (buffer, lists) in enumerate(zip(context.buffers, context.lists)):
+            if previous is not None:
+                rows.copy_rows(previous.buffers[g].values, lists.shared[0], buffer.outgoing, lists.peeked)
+            else:
+                rows.copy_rows(buffer.values, lists.shared[1], buffer.outgoing, lists.peeked)
+        if self.ledger is not None:
+            self.ledger.note_peek(context)
+        if not context.windows:
+            self._make_windows(context)  # here, so that windows of two batches exist at a time
+
     def sync(self, context: BatchContext) -> None:
         """Updates the rows that the previous batch changed.  From here to `update` the rows are frozen."""
         if context.previous is not None:
@@ -288,7 +324,7 @@ class SparseStages:
             first, end = micro_run(plan.embed_ends, micro)
             arriving = part.rows[start - part.begin : stop - part.begin]
             leaving = self._leaving(arriving, end - first, buffer, device)
-            rows.gather(buffer.values, lists.embed_rows[first:end], leaving)
+            rows.gather(buffer.outgoing, lists.embed_rows[first:end], leaving)
             transfers.append(Transfer(leaving, arriving, plan.embed_sizes[micro], window.first_sizes[micro]))
         if self.shard.size > 1:
             exchange.exchange_rows(transfers)
@@ -366,6 +402,8 @@ class SparseStages:
 
     def update(self, context: BatchContext, rate: Callable[[int], float]) -> None:
         """Takes one optimizer step on every admitted row of the buffer."""
+        if self.peeks:
+            self._count_reads(context)
         for optimizer, buffer, evictor in zip(self._optimizers, context.buffers, self.evictors):
             lr = optimizer.lr * rate(context.number)
             if evictor is None:
@@ -374,6 +412,13 @@ class SparseStages:
                 evictor.update(buffer, context.number, lr)
         if self.ledger is not None:
             self.ledger.stamp(context)
+
+    def _count_reads(self, context: BatchContext) -> None:
+        self.row_reads += sum(len(buffer.values) for buffer in context.buffers)
+        if self.ledger is not None:
+            self.stale_reads += self.ledger.verify_peek(context)
+        elif not context.refreshed:
+            self.stale_reads += sum(len(here) for _, here in context.shared)
 
     def writeback(self, context: BatchContext) -> None:
         """Writes the buffer's rows and state back to the store.
@@ -474,6 +519,8 @@ class SparseStages:
         }
         if self.ledger is not None:
             figures["reads_verified"] = self.ledger.verified
+        if self.peeks:
+            figures["row_reads"] = {"all": self.row_reads, "one_batch_stale": self.stale_reads}
         return figures
 
     def _between_groups(self) -> dict[str, Any]:
@@ -576,7 +623,7 @@ class SparseStages:
 
 
 def _lists(of: Sequence[Array]) -> RowLists:
-    return RowLists(of[0], of[1], of[2], of[3], (of[4], of[5]), (of[6], of[7]), of[8])
+    return RowLists(of[0], of[2], of[3], of[4], (of[5], of[6]), (of[7], of[8]), of[9], of[1])
 
 
 def _replica_rows(plan: OwnerPlan) -> np.ndarray:

@@ -24,7 +24,7 @@ def digest(pipeline: TrainPipeline) -> str:
 
     Replicas are compared first (ReplicasDiffer), and each row counts once.  Those that train on their own are averaged before.
     """
-    pipeline.refresh()
+    pipeline.unite()
     compare_replicas(pipeline, f"after step {pipeline.next_batch}")
     sha = hashlib.sha256(VERSION)
     tables = [(t.name, number, store) for store in pipeline.stores for number, t in enumerate(store.group.tables)]

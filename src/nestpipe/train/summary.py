@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nestpipe.comm.consistency import gather_counts
+from nestpipe.comm.consistency import gather_counts, sum_over_workers
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped
 from nestpipe.models.next_item import NextItemModel
@@ -43,6 +43,9 @@ def summarise(
         "run": run,
     }
     summary["compute_share"] = compute_share(stages)
+    if "row_reads" in summary:
+        reads = sum_over_workers(world, summary["row_reads"])
+        summary["row_reads"] = {**reads, "stale_share": reads["one_batch_stale"] / max(1, reads["all"])}
     if isinstance(pipeline.model, NextItemModel):
         summary["flops"] = utilisation(
             pipeline.model, pace.steps_here, summary["step_ms"], world, recipe.train.peak_tflops
@@ -50,6 +53,11 @@ def summarise(
     if parts := gather_counts(world, skipped.parts):
         summary["skipped"] = {"samples": sum(parts.values()), "parts": sorted(parts)}
     return summary
+
+
+def staleness_in_words(row_reads: dict[str, Any]) -> str:
+    """Of a schedule that is stale by design."""
+    return f"{100 * row_reads['stale_share']:.1f} % of row reads were one batch stale"
 
 
 def in_words(metrics: dict[str, float]) -> str:

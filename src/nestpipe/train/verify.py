@@ -5,6 +5,8 @@ Where they differ, shorter runs find the step at which they part.
 
 Replicas that are averaged (`pipeline.replicas = "average"`) are not synchronous training, so this is never called equal.  It is
 compared with `serial` of the same groups and the same averaging, bit for bit, too.
+A schedule that is stale by design is never called equal.  It is compared with `serial` that reads rows of the batch before as
+they were before its update (`sparse.one_batch_old`): bit for bit, too, so what it does beside that shows.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from nestpipe.comm.consistency import sum_over_workers
 from nestpipe.comm.world import World
 from nestpipe.config.recipe import Recipe
 from nestpipe.pipeline import TrainPipeline
+from nestpipe.schedule import STALE
+from nestpipe.sparse.one_batch_old import OneBatchOld
 from nestpipe.tables.eviction.frequency import FrequencyTable
 from nestpipe.tables.keyed import KeyedRows
 from nestpipe.train.build import make_pipeline, open_source, prepare_data
@@ -94,9 +98,10 @@ def verify(
     ):  # and so is what the clock has said
         horizons = [list(pair) for pair in other.pipeline.ttl_horizons()]
         recipe = replace(recipe, tables=replace(recipe.tables, ttl_horizons=horizons))
+    stale = schedule in STALE
     reference = _with(recipe, "serial", **({"replicas": "exact"} if against_exact else {}))
     inexact = other.pipeline.inexact if not against_exact else None
-    serial = _run(reference, steps, world, tell_of(1, "serial"))
+    serial = _run(reference, steps, world, tell_of(1, "serial"), one_batch_old=stale)
     compared = {
         "rows": _total(serial, lambda store: len(store)),
         "state": _total(serial, lambda store: len(store) * store.group.optimizer_width),
@@ -105,6 +110,7 @@ def verify(
         "losses": len(serial.losses),
     }
     difference = _first_difference(serial, other, world)
+    reads = sum_over_workers(world, other.pipeline.figures()["row_reads"]) if stale else {}
     other.pipeline.close()
     if simulated is not None:
         for number, order in enumerate(simulated.seeded(), start=2):
@@ -116,8 +122,9 @@ def verify(
     if difference is not None and difference.what != "losses" and simulated is None:
         difference = replace(difference, step=_parting_step(recipe, reference, difference.step, world, tell))
     return {
-        "equal": difference is None and inexact is None,
+        "equal": difference is None and inexact is None and not stale,
         **({"as_designed": difference is None, "inexact": inexact} if inexact is not None else {}),
+        **({"as_designed": difference is None, "row_reads": reads} if stale else {}),
         "schedule": schedule,
         "workers": world.size,
         **({"group_size": size} if (size := serial.pipeline.topology.shard.size) < world.size else {}),
@@ -140,11 +147,15 @@ def _run(
     tell: Callable[[float], None],
     check_staleness: bool = False,
     simulated: SimulatedOrders | None = None,
+    one_batch_old: bool = False,
 ) -> Run:
     torch.set_num_threads(recipe.train.threads)
     prepare_data(recipe, world)
     source = open_source(recipe, "train", world)
     pipeline = make_pipeline(recipe, source, world, check_staleness=check_staleness)
+    if one_batch_old:
+        old = OneBatchOld(pipeline.stage("embed"), pipeline.stage("update"), pipeline.device)
+        pipeline.replace_stages(embed=old.embed, update=old.update)
     costs = cost_plan(recipe, pipeline.model, fitted=False)  # what steps take would not be the same twice
     stream = train_stream(replace(recipe, train=replace(recipe.train, steps=steps)), source, world, costs=costs)
     losses: list[float] = []
@@ -153,7 +164,7 @@ def _run(
     while len(losses) < steps and (step := pipeline.progress(stream)):
         losses.append(step.loss)
         tell(len(losses) / steps)
-    pipeline.refresh()
+    pipeline.unite()
     if simulated is not None:
         simulated.note()
     stream.close()
@@ -285,7 +296,9 @@ def _parting_step(
     while high - low > 1:
         middle = (low + high) // 2
         tell(1.0, f"differs; looking for the step, {middle} of {steps}")
-        serial, other = (_run(one, middle, world, lambda done: None) for one in (reference, recipe))
+        stale = recipe.pipeline.schedule in STALE
+        serial = _run(reference, middle, world, lambda done: None, one_batch_old=stale)
+        other = _run(recipe, middle, world, lambda done: None)
         same = _first_difference(serial, other, world) is None
         serial.pipeline.close()
         other.pipeline.close()
