@@ -25,7 +25,7 @@ def test_every_schedule_is_serial_with_the_same_averaging(name: str, every: int,
     """Promise: whatever keys batches share, every read finds what serial with the same averaging has there."""
     for micros, clips in ((1, False), (3, True)):
         some = options(every, early_retrieve=early, clips=clips)
-        found = examine(build(name, 6, micros, some), build("serial", 6, micros, some), every)
+        found = examine(build(name, 6, micros, some), build("serial", 6, micros, some), average_every=every)
         assert isinstance(found, Proof), found
         assert not found.exact and found.label == "not exact, by design"
         assert f"replicas differ for up to {every} step" in str(found)

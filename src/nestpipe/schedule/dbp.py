@@ -9,7 +9,7 @@ So a store whose disk takes long is asked for one thing after the other.  With `
 are final when `update(t-1)` is over, and `retrieve(t+1)` copies them from its buffer, a third one, and the others from the
 store.
 
-Where replicas are averaged after t (`averaging`), `retrieve(t+1)` and `retrieve(t+2)` wait for that, and t+1 copies nothing from t.
+Where replicas are averaged after t (`averaging`), `retrieve(t+1)` and `retrieve(t+2)` wait for that, and t+1 copies nothing of t.
 """
 
 from __future__ import annotations
