@@ -6,12 +6,14 @@ import copy
 import itertools
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nestpipe.schedule import BUILDERS, LANES, build
 from nestpipe.schedule.clock import nominal, run
+from nestpipe.schedule.options import DEFAULT
 from nestpipe.schedule.timeline import Span
 from nestpipe.schedule.view.trace import VIRTUAL, Trace, merge, problems
 
@@ -52,7 +54,7 @@ def test_an_action_names_what_it_waited_for() -> None:
 
 def test_a_trace_of_real_spans_of_several_workers_has_one_clock() -> None:
     """Clocks of workers begin anywhere; offsets bring them together, and the trace begins at 0."""
-    actions = build("dbp", 2, 1)
+    actions = build("dbp", 2, 1, replace(DEFAULT, replicates=True))  # so that every lane has something
     workers = []
     for behind in (0.0, 1000.0):
         at = time.perf_counter() - behind

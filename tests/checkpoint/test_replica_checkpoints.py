@@ -26,7 +26,7 @@ EVICTING = ["tables.admit_after=2", "tables.ttl_steps=4", "tables.max_rows=120",
 
 def settings_of(size: int | None, *more: str) -> list[str]:
     every = [EVERY, "checkpoint.keep=20", "checkpoint.full_every=3"]
-    return small("dlrm", *every, "train.streams=4", f"pipeline.group_size={size or 'none'}", *more)
+    return small("dlrm", *every, "train.streams=4", "train.epochs=none", f"pipeline.group_size={size or 'none'}", *more)
 
 
 def manifest_of(folder: Path, step: int) -> dict[str, object]:
