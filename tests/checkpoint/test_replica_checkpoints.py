@@ -21,7 +21,7 @@ from runs import EVERY, digest_at, resume, small, train_run
 from workers import run
 
 SLOW = pytest.mark.slow
-EVICTING = ["tables.admit_after=2", "tables.ttl_steps=4", "tables.max_rows=120", "tables.sweep_every=3"]
+EVICTING = ["tables.admit_after=2", "tables.ttl_steps=4", "tables.max_rows=40", "tables.sweep_every=3"]
 
 
 def settings_of(size: int | None, *more: str) -> list[str]:
