@@ -26,6 +26,7 @@ def verified(world: World) -> list[dict[str, Any]]:
     return [verify(recipe, 7, world, lambda done, what: None, against_exact=exact) for exact in (False, True)]
 
 
+@pytest.mark.slow
 def test_verify_never_calls_it_equal(capsys: pytest.CaptureFixture[str]) -> None:
     """Promise: `verify` calls it as designed and not equal, and finds the difference to replicas that stay equal."""
     same, exact = run(2, verified)[0]
@@ -50,6 +51,7 @@ def interrupted(world: World, folder: str) -> list[dict[str, Any]]:
     return [*found, resume(world, "dlrm", settings(*every), str(path / "cut"), 6)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_and_says_what_it_is(tmp_path: Path) -> None:
     """Promise: with averages at every k, evaluation and checkpoint, schedules agree, and so does a run that resumes; the summary
     and the page say that it is not exact."""
