@@ -278,8 +278,8 @@ def _different_reads(run: _Run, reference: _Run, every: Classes, stale: bool) ->
                     if wanted != found:
                         what = " ".join(map(str, effect.state))
                         why = f"{action} must read {what} as {_left(wanted)}, but reads it as {_left(found)}"
-                        first = wanted[0] or (found[0] if is_older else None) or action.name
-                        return Violation(first, action.name, fewer.example(), why)
+                        maker = wanted[0] or (found[0] if is_older else None) or action.name
+                        return Violation(maker, action.name, fewer.example(), why)
     for state in sorted({s for r in (run, reference) for s in r.writes if _outlives(s)}, key=str):
         ends = (state, len(run.actions)), (state, len(reference.actions))
         for some, wanted, found in _origins(run, reference, *ends, every):
