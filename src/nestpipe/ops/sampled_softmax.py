@@ -25,7 +25,7 @@ from nestpipe.ops.sharing import LOGITS, NEGATIVES, Sharing
 EXCLUDED = -5e4
 """The logit of a negative that does not count: its share of a softmax is 0."""
 IN_CACHE = 1 << 22
-"""Bytes of rows whose gradients are added to in any order.  Those of more are added row by row."""
+"""Bytes of rows whose gradients are added to as positions come.  Those of more are added up row by row, to the same bits."""
 
 
 def sampled_softmax_loss(
@@ -127,9 +127,8 @@ class IndexedCosines(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         saved = ctx.saved_tensors
         passed = torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
-        _cosines_backward(
-            grads[0].contiguous().numpy(), *(t.detach().numpy() for t in saved), *(p.numpy() for p in passed)
-        )
+        given = grads[0].contiguous().numpy(), *(t.detach().numpy() for t in saved), *(p.numpy() for p in passed)
+        _cosines_backward(*given, saved[2].nbytes <= IN_CACHE)
         return *passed, None
 
 
@@ -160,11 +159,10 @@ def _cosines(queries, rows, index, of_queries, of_rows, out):  # type: ignore[no
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def _cosines_backward(grad, cosines, queries, rows, index, of_queries, of_rows, by_queries, by_rows):  # type: ignore[no-untyped-def]
+def _cosines_backward(grad, cosines, queries, rows, index, of_queries, of_rows, by_queries, by_rows, at_once):  # type: ignore[no-untyped-def]
     """Adds the gradients of both inputs.  A cosine's gradient by one vector is the other's direction, minus its part
-    along the vector itself, over the vector's length."""
+    along the vector itself, over the vector's length.  `at_once`: both in one pass, for rows that are in cache."""
     along_rows = np.zeros(rows.shape[0], rows.dtype)
-    at_once = rows.nbytes <= IN_CACHE
     for i in range(index.shape[0]):
         along = grad.dtype.type(0)
         for k in range(index.shape[1]):
