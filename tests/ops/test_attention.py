@@ -13,12 +13,18 @@ import oracle
 from comparing import FLOATS, check_close, with_gradients
 from histories import some_events
 from nestpipe.data.jagged import JaggedTensor
-from nestpipe.ops import attention
+from nestpipe.ops import attention, gemm
 from nestpipe.ops.attention import SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS, Attention, jagged_attention
 from nestpipe.ops.event_times import BUCKETS, DECAY, PARAMETERS, POWER, TIME_BUCKETS, EventTimes
 
 MODES = st.sampled_from([SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS])
 KINDS = st.sampled_from([BUCKETS, POWER, DECAY])
+WAYS = {
+    "tiled": gemm.tile_gemm,
+    "blas": lambda dtype: gemm.found(gemm.NAMES[dtype], False, dtype),
+    "blocks": lambda dtype: None,
+}
+"""Who multiplies.  The first is the second where a machine has no AVX-512."""
 
 
 def inputs(events: EventTimes, width: int, settings: Attention, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -35,13 +41,13 @@ def inputs(events: EventTimes, width: int, settings: Attention, dtype: torch.dty
     *(st.integers(1, 8), st.integers(1, 9)),
     *(MODES, KINDS),
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    *(st.integers(0, 17), st.booleans(), st.booleans(), FLOATS, st.integers(0, 2**31 - 1)),
+    *(st.integers(0, 17), st.booleans(), st.sampled_from(sorted(WAYS)), FLOATS, st.integers(0, 2**31 - 1)),
 )
-@example([9, 1, 4], 2, 3, SCORE_BIAS, BUCKETS, (4, 4), 5, True, True, torch.float64, 0)
-@example([20, 0, 1], 8, 5, THREE_CHANNELS, BUCKETS, (4, 7), 3, True, True, torch.float64, 0)
-@example([20, 3], 2, 5, TWO_CHANNELS, DECAY, (5, 3), 3, True, True, torch.float64, 0)
-@example([], 2, 3, SCORE_BIAS, BUCKETS, (4, 4), 5, True, True, torch.float32, 0)
-@example([0], 2, 3, THREE_CHANNELS, POWER, (4, 4), 5, True, False, torch.float32, 0)
+@example([9, 1, 4], 2, 3, SCORE_BIAS, BUCKETS, (4, 4), 5, True, "tiled", torch.float64, 0)
+@example([20, 0, 1], 8, 5, THREE_CHANNELS, BUCKETS, (4, 7), 3, True, "tiled", torch.float64, 0)
+@example([20, 3], 2, 5, TWO_CHANNELS, DECAY, (5, 3), 3, True, "tiled", torch.float64, 0)
+@example([], 2, 3, SCORE_BIAS, BUCKETS, (4, 4), 5, True, "tiled", torch.float32, 0)
+@example([0], 2, 3, THREE_CHANNELS, POWER, (4, 4), 5, True, "blocks", torch.float32, 0)
 def test_kernels_blocks_reference_and_oracle(
     lengths: list[int],
     heads: int,
@@ -51,7 +57,7 @@ def test_kernels_blocks_reference_and_oracle(
     tile: tuple[int, int],
     spread: int,
     in_order: bool,
-    by_kernel: bool,
+    way: str,
     dtype: torch.dtype,
     seed: int,
 ) -> None:
@@ -65,10 +71,10 @@ def test_kernels_blocks_reference_and_oracle(
     with (
         mock.patch.object(attention, "ROWS", tile[0]),
         mock.patch.object(attention, "COLUMNS", tile[1]),
-        mock.patch.object(attention, "gemm_address", attention.gemm_address if by_kernel else lambda dtype: 0),
+        mock.patch.object(attention, "tile_gemm", WAYS[way]),
     ):
         found = with_gradients(jagged_attention(*given_, events, chosen), used, grad)
-    check_close(found, *(with_gradients(way(*given_, events, chosen), used, grad) for way in ways), looser=10)
+    check_close(found, *(with_gradients(each(*given_, events, chosen), used, grad) for each in ways), looser=10)
 
 
 def test_gradients_of_long_histories_in_float64() -> None:
@@ -92,10 +98,10 @@ def test_gradients_of_long_histories_in_float64() -> None:
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=4),
-    *(MODES, st.booleans(), FLOATS, st.integers(0, 2**31 - 1)),
+    *(MODES, st.sampled_from(sorted(WAYS)), FLOATS, st.integers(0, 2**31 - 1)),
 )
 def test_cached_keys_and_values(
-    histories: list[tuple[int, int]], mode: int, by_kernel: bool, dtype: torch.dtype, seed: int
+    histories: list[tuple[int, int]], mode: int, way: str, dtype: torch.dtype, seed: int
 ) -> None:
     """Promise: queries of the last places alone have the bits of all places' where the cache ends with a tile, and the
     reference's numbers wherever it ends."""
@@ -104,7 +110,7 @@ def test_cached_keys_and_values(
     chosen, events = Attention(2, 0.1, mode), some_events(lengths, 5, True)
     given_ = [t.detach() for t in inputs(events, 3, chosen, dtype)]
     whole = given_[0]
-    route = mock.patch.object(attention, "gemm_address", attention.gemm_address if by_kernel else lambda dtype: 0)
+    route = mock.patch.object(attention, "tile_gemm", WAYS[way])
     with route, mock.patch.object(attention, "ROWS", 8), mock.patch.object(attention, "COLUMNS", 16):
         wanted = jagged_attention(*given_, events, chosen)
         for exact in (True, False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import oracle
 from comparing import FLOATS, check_close, with_gradients
+from nestpipe.ops import sampled_softmax
 from nestpipe.ops.sampled_softmax import indexed_cosines, indexed_cosines_reference, sampled_softmax_loss
 
 
@@ -20,8 +23,8 @@ from nestpipe.ops.sampled_softmax import indexed_cosines, indexed_cosines_refere
 def test_kernel_reference_and_oracle(
     queries: int, each: int, dim: int, tiny: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    """Promise: the same cosines and gradients, also of vectors too short to have a direction.  (In one dimension every
-    gradient is 0, and the difference is nothing but rounding.)"""
+    """Promise: the same cosines and gradients, also of vectors too short to have a direction; the same bits where rows are
+    too many for the cache.  (In one dimension every gradient is 0, and the difference is nothing but rounding.)"""
     torch.manual_seed(seed)
     q, rows = torch.randn(queries, dim, dtype=dtype), torch.randn(4, dim, dtype=dtype)
     if tiny:
@@ -31,7 +34,11 @@ def test_kernel_reference_and_oracle(
     index = torch.randint(0, 4, (queries, each), dtype=torch.int32)
     grad = torch.randn(queries, each, dtype=dtype)
     ways = indexed_cosines, indexed_cosines_reference, oracle.plain_indexed_cosines
-    check_close(*(with_gradients(way(q, rows, index), [q, rows], grad) for way in ways))
+    found, *others = (with_gradients(way(q, rows, index), [q, rows], grad) for way in ways)
+    check_close(found, *others)
+    with mock.patch.object(sampled_softmax, "IN_CACHE", 0):
+        again = with_gradients(indexed_cosines(q, rows, index), [q, rows], grad)
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
 
 
 def test_floats_are_promoted_and_shapes_checked() -> None:

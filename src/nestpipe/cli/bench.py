@@ -85,6 +85,16 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--data", metavar="FILE", help="clustering: also measure on this MovieLens file (u.data, ml-1m.zip)"
     )
+    parser.add_argument(
+        "--malloc",
+        choices=["as shipped", "tuned"],
+        help="gr: measure steps with this setting of malloc only; default: with both",
+    )
+    parser.add_argument(
+        "--no-plain",
+        action="store_true",
+        help="gr: leave out steps of plain padded torch, which take a third of the time",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures here ('-': standard output)")
     parser.add_argument("--page", metavar="FILE.html", help="write them as a page, as `nestpipe report` does")
     parser.set_defaults(command=run)
@@ -104,6 +114,8 @@ def _run_ladder(args: argparse.Namespace, made: dict[str, str]) -> int:
     from nestpipe.lab.running import run_ladder
     from nestpipe.train.display import Display
 
+    if args.malloc is not None or args.no_plain:
+        raise ValueError(f"--malloc and --no-plain are for `nestpipe bench {GR}`")
     if args.data is not None:
         raise ValueError(f"--data is for `nestpipe bench {CLUSTERING}`; a ladder generates its own data")
     ladder = load_ladder(args.ladder).only(args.rungs)
@@ -180,6 +192,7 @@ def _run_clustering(args: argparse.Namespace, made: dict[str, str]) -> int:
     for_ladders = {"--peers": args.peers, "--rung": args.rungs, "--rounds": args.rounds}
     for_ladders |= {"--workers": args.workers, "--link": args.link, "--disk": args.disk, "--hosts": args.hosts}
     for_ladders |= {"--workers-per-host": args.workers_per_host, "--inside": args.inside}
+    for_ladders |= {"--malloc": args.malloc, "--no-plain": args.no_plain}
     for flag, given in for_ladders.items():
         if given:
             raise ValueError(f"{flag} is for ladders; `nestpipe bench {CLUSTERING}` counts rows on one worker")

@@ -21,7 +21,7 @@ NOT_TAKEN |= {"link": "--link", "inside": "--inside", "disk": "--disk", "data": 
 def measure_gr(args: argparse.Namespace) -> dict[str, Any]:
     """Checks what was given, then measures.  The result has `rows` too: all figures flat, for a page."""
     from nestpipe.lab.gr_bench import measure
-    from nestpipe.lab.gr_variants import read_peers
+    from nestpipe.lab.gr_variants import MALLOCS, read_peers
     from nestpipe.train.display import Display
 
     for name, flag in NOT_TAKEN.items():
@@ -32,9 +32,10 @@ def measure_gr(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--rounds must be at least 1, not {rounds}")
     peers = read_peers(args.peers)
     operators, steps = chosen(args.rungs)
+    mallocs = list(MALLOCS) if args.malloc is None else [args.malloc]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the workers as Ctrl-C does
     with Display(GR) as display:
-        found = measure(operators, steps, peers, rounds, display.show)
+        found = measure(operators, steps, peers, rounds, mallocs, not args.no_plain, display.show)
     title = "generative recommendation: one core, ms of a pass or a step, and shares of the core's measured sgemm"
     return {"title": title, **found, "rows": [flat(row) for row in (*found["operators"], *found["steps"])]}
 

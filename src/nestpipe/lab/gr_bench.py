@@ -32,6 +32,8 @@ def measure(
     steps: Sequence[StepWorkload],
     peers: dict[str, str],
     rounds: int,
+    mallocs: Sequence[str],
+    plain: bool,
     tell: Tell,
 ) -> dict[str, Any]:
     """`operators` and `steps` as lists of rows, one for each variant.  `peers`: checkouts by the kind of model."""
@@ -47,7 +49,7 @@ def measure(
             if isinstance(workload, OperatorWorkload):
                 found["operators"] += measure_operator(workload, rounds, Path(folder), tell_part)
             else:
-                found["steps"] += measure_steps(workload, peers, rounds, Path(folder), tell_part)
+                found["steps"] += measure_steps(workload, peers, rounds, mallocs, plain, Path(folder), tell_part)
     return found
 
 
@@ -87,18 +89,24 @@ def _memory_row(workload: OperatorWorkload, name: str, extra: int, padded: int) 
 
 
 def measure_steps(
-    workload: StepWorkload, peers: dict[str, str], rounds: int, folder: Path, tell: Tell
+    workload: StepWorkload,
+    peers: dict[str, str],
+    rounds: int,
+    mallocs: Sequence[str],
+    plain: bool,
+    folder: Path,
+    tell: Tell,
 ) -> list[dict[str, Any]]:
-    """Steps of ours, of plain torch and of the peer, each with both settings of malloc."""
+    """Steps of ours, of plain torch where `plain`, and of the peer, each with these settings of malloc."""
     data, weights, places = folder / "batches.npz", folder / "weights.npz", workload.max_length + MARGIN
     tell(0.0, "drawing batches")
     save_batches(workload, data)
     save_arrays(weights, check_weights(workload, places))
     shared = {"data": str(data), "weights": str(weights), "places": places}
-    kinds: list[tuple[str, str | None]] = [("ours", None), ("plain", None)]
+    kinds: list[tuple[str, str | None]] = [("ours", None), *([("plain", None)] if plain else [])]
     if workload.kind in peers:
         kinds.append((workload.kind, peers[workload.kind]))
-    variants = [Variant(name, malloc, checkout) for name, checkout in kinds for malloc in ("as shipped", "tuned")]
+    variants = [Variant(name, malloc, checkout) for name, checkout in kinds for malloc in mallocs]
     reports = _take_turns(variants, STEP_WORKER, {**as_config(workload), **shared}, rounds, folder, tell)
     agree(workload, variants, [report["check_loss"] for report in reports])
     flops = [reports[0]["flops"][turn % workload.batches] for turn in range(rounds)]

@@ -14,6 +14,7 @@ half of which are masked.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +27,16 @@ from nestpipe.data.jagged import JaggedTensor
 from nestpipe.ops import attention_kernels as kernels
 from nestpipe.ops.attention_blocks import attend_by_blocks, attend_by_blocks_backward
 from nestpipe.ops.attention_kernels import SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS
+from nestpipe.ops.attention_room import LANES, make_room
 from nestpipe.ops.event_times import BUCKETS, PARAMETERS, THRESHOLDS, EventTimes
 from nestpipe.ops.gating import gated_norm, gated_norm_reference, split_silu
-from nestpipe.ops.gemm import gemm_address
+from nestpipe.ops.gemm import tile_gemm
 from nestpipe.ops.host import has_kernels
 from nestpipe.ops.triton_support import kernels_for
 
 CHANNELS = {SCORE_BIAS: 1, THREE_CHANNELS: 3, TWO_CHANNELS: 2}
 ROWS, COLUMNS = 64, 256
 """Pairs of a tile: places that look back, and those that they look at.  Results depend on it in their last bits."""
-
-LANES = 16
-"""Rows of a tile begin at multiples of so many numbers."""
 
 
 @dataclass(frozen=True)
@@ -199,17 +198,9 @@ class JaggedAttention(torch.autograd.Function):
         ctx.events, ctx.attention = events, attention
         out = v.new_empty(int(starts[-1]), attention.channels * v.shape[1])
         given = _given(saved, events, attention)
-        if gemm := gemm_address(v.dtype):
-            step = -(-v.shape[1] // LANES) * LANES
-            sizes = (
-                (3, ROWS * COLUMNS),
-                (ROWS, step),
-                (COLUMNS, step),
-                (COLUMNS, step),
-                (ROWS, attention.channels * step),
-            )
-            room = tuple(v.new_empty(size).numpy() for size in sizes)
-            kernels.attend(gemm, *given, ROWS, COLUMNS, room, out.numpy())
+        if gemm := tile_gemm(v.dtype):
+            room = make_room(v, events.longest, ROWS, COLUMNS, forward=True)
+            kernels.attend(gemm, *given, _sizes(), room, out.numpy())
         else:
             attend_by_blocks(*given, ROWS, out.numpy())
         return out
@@ -223,13 +214,18 @@ class JaggedAttention(torch.autograd.Function):
         sums = tuple(t.numpy() for t in (*passed, *of_biases))
         grad = grads[0].contiguous().numpy()
         given = _given(ctx.saved_tensors, ctx.events, ctx.attention)
-        if gemm := gemm_address(v.dtype):
-            room = v.new_empty(5, ROWS * COLUMNS)
-            kernels.attend_backward(gemm, *given, ROWS, COLUMNS, room.numpy(), grad, sums)
+        if gemm := tile_gemm(v.dtype):
+            room = make_room(v, ctx.events.longest, ROWS, COLUMNS, forward=False)
+            kernels.attend_backward(gemm, *given, _sizes(), room, grad, sums)
         else:
             attend_by_blocks_backward(*given, ROWS, grad, sums)
         vectors = passed if ctx.attention.mode != TWO_CHANNELS else (None, None, passed[2])
         return *vectors, *(total.to(v.dtype) for total in of_biases), None, None, None
+
+
+def _sizes() -> tuple[int, int, int]:
+    """Rows and columns of a tile, and of what whole number those at a history's end have a multiple."""
+    return ROWS, COLUMNS, math.gcd(ROWS, COLUMNS, LANES)
 
 
 def _given(saved: tuple[Tensor, ...], events: EventTimes, attention: Attention) -> tuple[Any, Any, Any, int, int, Any]:

@@ -73,9 +73,9 @@ def attend_by_blocks(
         found: list[Tensor] = []
         if mode != TWO_CHANNELS:
             scores = _by_head(q[block.asked].clone(), heads) @ _by_head(k[block.seen].clone(), heads).mT
-            flat = of_time.view(-1).numpy(), of_place.view(-1).numpy()
+            bias = (of_time + of_place).view(-1).numpy()
             for score in scores:
-                weigh(*block.tile, score.view(-1).numpy(), *flat, mode == SCORE_BIAS, scale)
+                weigh(*block.tile, score.view(-1).numpy(), bias, mode == SCORE_BIAS, scale)
             found.append(_joined(scores @ _by_head(values, heads)))
         if mode != SCORE_BIAS:
             found += [of_time @ values, of_place @ values]
@@ -95,15 +95,17 @@ def attend_by_blocks_backward(
         if mode != TWO_CHANNELS:
             queries, keys, by_out = (_by_head(t, heads) for t in (q[block.asked], k[block.seen], g[:, :d]))
             scores, by_weights = queries @ keys.mT, by_out @ _by_head(values, heads).mT
-            flat = of_time.view(-1).numpy(), of_place.view(-1).numpy()
-            for score, by_weight in zip(scores, by_weights, strict=True):
+            bias, sums = (of_time + of_place).view(-1).numpy(), torch.zeros_like(of_time)
+            for head, (score, by_weight) in enumerate(zip(scores, by_weights, strict=True)):
                 of_pairs = score.view(-1).numpy(), by_weight.view(-1).numpy()
-                weigh_backward(*block.tile, *of_pairs, *flat, mode == SCORE_BIAS, scale)
+                weigh_backward(
+                    *block.tile, *of_pairs, bias, mode == SCORE_BIAS, scale, sums.view(-1).numpy(), head == 0
+                )
             by_v[block.seen] += _joined(scores.mT @ by_out)
             by_q[block.asked] = _joined(by_weights @ keys)
             by_k[block.seen] += _joined(by_weights.mT @ queries)
         if mode == SCORE_BIAS:
-            by_time = by_place = by_weights.sum(0)
+            by_time = by_place = sums
         else:
             start = d if mode == THREE_CHANNELS else 0
             of_t, of_p = g[:, start : start + d], g[:, start + d :]

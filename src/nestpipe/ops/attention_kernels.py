@@ -8,6 +8,12 @@ the time of what follows.
 A tile is `rows` places that look back by `columns` places that they look at.  Tiles begin at multiples of their size, so a
 pair of places is in the same tile whatever the number of queries.  Scores of a tile are made, weighed and multiplied while
 they are in cache.  The backward pass makes them again; nothing of the size of all pairs is ever kept.
+
+Products are A B of matrices as they lie in memory.  So what has to be multiplied transposed is copied transposed first, once
+for a history or for its `rows` places, and the gradients of keys and values are summed transposed.  Copies begin at the same
+places of a room of their own, whatever lies before a history: the same tile gives the same bits, also of a library whose
+products depend on where a matrix begins in memory.  Tiles at the end of a history are filled up with zeros to a multiple of
+`grain`, so that there are few shapes of products: some are made for their shape at run time.
 """
 
 from __future__ import annotations
@@ -15,8 +21,17 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from nestpipe.ops.attention_room import (
+    copy_out,
+    copy_rows,
+    copy_tiles_back,
+    copy_tiles_transposed,
+    copy_transposed,
+    filled_up,
+    room_step,
+)
 from nestpipe.ops.event_kernels import biases, biases_backward, in_order
-from nestpipe.ops.gemm import CELLS, multiply, prepare
+from nestpipe.ops.gemm import multiply, prepared
 from nestpipe.ops.register_math import sigmoid
 
 SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS = 0, 1, 2
@@ -25,15 +40,15 @@ scores' channel (FuXi-alpha) or alone (FuXi-beta and gamma)."""
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def weigh(low, left, r, c, scores, of_time, of_place, biased, scale):  # type: ignore[no-untyped-def]
+def weigh(low, left, r, c, scores, bias, biased, scale):  # type: ignore[no-untyped-def]
     """In place: scale * silu(score + bias) where a place looks back, 0 elsewhere."""
     for a in range(r):
         seen = max(0, min(c, low + a - left + 1))
         x = scores[a * c : (a + 1) * c]
         if biased:
-            t, p = of_time[a * c : (a + 1) * c], of_place[a * c : (a + 1) * c]
+            b = bias[a * c : (a + 1) * c]
             for z in range(seen):
-                s = x[z] + (t[z] + p[z])
+                s = x[z] + b[z]
                 x[z] = scale * (s * sigmoid(s))
         else:
             for z in range(seen):
@@ -42,149 +57,180 @@ def weigh(low, left, r, c, scores, of_time, of_place, biased, scale):  # type: i
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def weigh_backward(low, left, r, c, scores, grads, of_time, of_place, biased, scale):  # type: ignore[no-untyped-def]
-    """In place: scores become weights, and gradients of weights become gradients of scores."""
+def weigh_backward(low, left, r, c, scores, grads, bias, biased, scale, sums, first):  # type: ignore[no-untyped-def]
+    """In place: scores become weights, and gradients of weights become gradients of scores.
+
+    Biased: the latter are added to `sums`, too; of the `first` head, they are what `sums` begins with.
+    """
     for a in range(r):
         seen = max(0, min(c, low + a - left + 1))
         x, g = scores[a * c : (a + 1) * c], grads[a * c : (a + 1) * c]
         if biased:
-            t, p = of_time[a * c : (a + 1) * c], of_place[a * c : (a + 1) * c]
+            b, total = bias[a * c : (a + 1) * c], sums[a * c : (a + 1) * c]
+            if first:
+                total[:seen] = 0
             for z in range(seen):
-                x[z] += t[z] + p[z]
-        for z in range(seen):
-            s = x[z]
-            q = sigmoid(s)
-            silu = s * q
-            x[z] = scale * silu
-            g[z] = g[z] * (scale * (q + (silu - silu * q)))
+                s = x[z] + b[z]
+                q = sigmoid(s)
+                silu = s * q
+                x[z] = scale * silu
+                g[z] = g[z] * (scale * (q + (silu - silu * q)))
+                total[z] += g[z]
+        else:
+            for z in range(seen):
+                s = x[z]
+                q = sigmoid(s)
+                silu = s * q
+                x[z] = scale * silu
+                g[z] = g[z] * (scale * (q + (silu - silu * q)))
         x[seen:] = 0
         g[seen:] = 0
 
 
-@numba.njit(nogil=True, error_model="numpy")
-def _copy(source, first, count, to):  # type: ignore[no-untyped-def]
-    """to[i] = source[first + i], for `count` rows of the narrower one's width."""
-    width = min(source.shape[1], to.shape[1])
-    for i in range(count):
-        x, y = source[first + i], to[i]
-        for j in range(width):
-            y[j] = x[j]
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def _tile_biases(low, left, r, tall, c, history, joined, pairs):  # type: ignore[no-untyped-def]
+    """Fills `pairs` [2, tall, c] by time and by place, with zeros after row r.  `joined`: [tall, c], both added up."""
+    of_time, of_place = pairs[: tall * c], pairs[tall * c : 2 * tall * c]
+    biases(low, left, r, c, history, of_time, of_place)
+    if joined:
+        for z in range(r * c):
+            of_time[z] += of_place[z]
+    else:
+        of_time[r * c :] = 0
+        of_place[r * c :] = 0
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def attend(gemm, vectors, starts, events, mode, heads, scale, rows, columns, room, out):  # type: ignore[no-untyped-def]
-    """Fills `out`, channels side by side.  vectors: q, k and v; starts: of queries, of keys.
-
-    A library's products may depend on where a matrix begins in memory.  So a tile's queries, keys, values and sums are
-    copied to and from the same places of `room`, whatever came before them: the same tile gives the same bits.
-    room: [3, rows * columns], [rows, step], [columns, step] twice, [rows, channels * step], with step >= the width of v.
-    """
+def attend(gemm, vectors, starts, events, mode, heads, scale, sizes, room, out):  # type: ignore[no-untyped-def]
+    """Fills `out`, channels side by side.  vectors: q, k and v; starts: of queries, of keys; sizes: rows, columns and grain.
+    `room` is made by `make_room`."""
     q, k, v = vectors
     query_starts, key_starts = starts
     times, thresholds, kind, by_place, by_time = events
-    pairs, queries, keys, values, sums = room
+    rows, columns, grain = sizes
     d, size = v.shape[1], v.itemsize
-    w, step, wide = d // heads, values.shape[1], sums.shape[1]
-    zero = scale * 0
-    one = zero + 1
-    products = gemm, np.empty(CELLS, np.int64), np.empty(2, v.dtype)
-    prepare(products)
-    scores, of_time, of_place = pairs[0], pairs[1], pairs[2]
-    at_scores, at_time, at_place = scores.ctypes.data, of_time.ctypes.data, of_place.ctypes.data
-    at_q, at_k, at_v, to = queries.ctypes.data, keys.ctypes.data, values.ctypes.data, sums.ctypes.data
+    w, step = d // heads, room_step(d)
+    keys_across, values, pairs, scores, queries, sums = room
+    at_ka, at_v, at_pairs = keys_across.ctypes.data, values.ctypes.data, pairs.ctypes.data
+    at_scores, at_q, to = scores.ctypes.data, queries.ctypes.data, sums.ctypes.data
+    products = prepared(gemm, v)
     for b in range(key_starts.shape[0] - 1):
         n = key_starts[b + 1] - key_starts[b]
         low = n - (query_starts[b + 1] - query_starts[b])
         shift = query_starts[b] - low
         own = times[key_starts[b] + b : key_starts[b + 1] + b + 1]
         history = own, in_order(own), thresholds, kind, by_place, by_time
+        if low < n:
+            copy_rows(v, key_starts[b], n, 0, d, filled_up(n, grain), values, 0, step)
+            if mode != TWO_CHANNELS:
+                copy_tiles_transposed(k, key_starts[b], n, columns, grain, keys_across, step)
         while low < n:
             high = min(n, (low // rows + 1) * rows)
             r = high - low
+            tall = filled_up(r, grain)
             if mode != TWO_CHANNELS:
-                _copy(q, shift + low, r, queries)
+                copy_rows(q, shift + low, r, 0, d, tall, queries, 0, step)
             for left in range(0, high, columns):
-                c = min(columns, high - left)
-                add = one if left else zero
-                _copy(v, key_starts[b] + left, c, values)
-                biases(low, left, r, c, history, of_time, of_place)
+                c = min(columns, filled_up(high, grain) - left)
+                add = left > 0
+                from_k, from_v = at_ka + size * left * step, at_v + size * left * step
+                _tile_biases(low, left, r, tall, c, history, mode == SCORE_BIAS, pairs)
                 if mode != TWO_CHANNELS:
-                    _copy(k, key_starts[b] + left, c, keys)
                     for h in range(heads):
-                        head = size * h * w
-                        multiply(
-                            products, False, True, r, c, w, at_q + head, step, at_k + head, step, zero, at_scores, c
-                        )
-                        weigh(low, left, r, c, scores, of_time, of_place, mode == SCORE_BIAS, scale)
-                        multiply(products, False, False, r, w, c, at_scores, c, at_v + head, step, add, to + head, wide)
+                        head, over = size * h * w, size * h * w * columns
+                        multiply(products, tall, c, w, at_q + head, step, from_k + over, columns, False, at_scores, c)
+                        weigh(low, left, r, c, scores, pairs, mode == SCORE_BIAS, scale)
+                        scores[r * c : tall * c] = 0
+                        multiply(products, tall, w, c, at_scores, c, from_v + head, step, add, to + head, step)
                 if mode != SCORE_BIAS:
-                    channel = to + (size * step if mode == THREE_CHANNELS else 0)
-                    multiply(products, False, False, r, d, c, at_time, c, at_v, step, add, channel, wide)
-                    multiply(products, False, False, r, d, c, at_place, c, at_v, step, add, channel + size * step, wide)
-            for channel in range(out.shape[1] // d):
-                _copy(
-                    sums[:, channel * step : channel * step + d], 0, r, out[shift + low : shift + high, channel * d :]
-                )
+                    both = to + size * rows * step
+                    multiply(products, 2 * tall, d, c, at_pairs, c, from_v, step, add, both, step)
+            place = 0
+            if mode != TWO_CHANNELS:
+                copy_out(sums, 0, step, r, out, shift + low, place, d)
+                place += d
+            if mode != SCORE_BIAS:
+                copy_out(sums, rows * step, step, r, out, shift + low, place, d)
+                copy_out(sums, (rows + tall) * step, step, r, out, shift + low, place + d, d)
             low = high
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def attend_backward(gemm, vectors, starts, events, mode, heads, scale, rows, columns, room, grad, passed):  # type: ignore[no-untyped-def]
-    """Fills the gradient of q and adds to those of k, v, by_place and by_time.  room [5, rows * columns]."""
+def attend_backward(gemm, vectors, starts, events, mode, heads, scale, sizes, room, grad, passed):  # type: ignore[no-untyped-def]
+    """Fills the gradients of q, k and v and adds to those of by_place and by_time."""
     q, k, v = vectors
     query_starts, key_starts = starts
     times, thresholds, kind, by_place, by_time = events
     q_grad, k_grad, v_grad, place_grad, time_grad = passed
-    d, wide, size = v.shape[1], grad.shape[1], v.itemsize
-    w = d // heads
-    zero = scale * 0
-    one = zero + 1
-    products = gemm, np.empty(CELLS, np.int64), np.empty(2, v.dtype)
-    prepare(products)
-    scores, of_time, of_place, grads, sums = room[0], room[1], room[2], room[3], room[4]
+    rows, columns, grain = sizes
+    d, size = v.shape[1], v.itemsize
+    w, step = d // heads, room_step(d)
+    keys, keys_across, values_across, by_keys, by_values, pairs, scores, grads, by_pairs = room[:9]
+    queries, queries_across, by_queries, of_scores, of_scores_across, of_pairs, of_pairs_across = room[9:]
+    at_k, at_ka, at_va = keys.ctypes.data, keys_across.ctypes.data, values_across.ctypes.data
+    to_k, to_v, to_q = by_keys.ctypes.data, by_values.ctypes.data, by_queries.ctypes.data
+    at_pairs, at_by_pairs = pairs.ctypes.data, by_pairs.ctypes.data
+    at_scores, at_grads = scores.ctypes.data, grads.ctypes.data
+    at_q, at_qa = queries.ctypes.data, queries_across.ctypes.data
+    at_g, at_ga = of_scores.ctypes.data, of_scores_across.ctypes.data
+    at_b, at_ba = of_pairs.ctypes.data, of_pairs_across.ctypes.data
+    products = prepared(gemm, v)
     few = np.empty((4, rows + columns), v.dtype)
-    at_scores, at_time, at_place = scores.ctypes.data, of_time.ctypes.data, of_place.ctypes.data
-    at_grads, at_sums = grads.ctypes.data, sums.ctypes.data
+    start = d if mode == THREE_CHANNELS else 0
     for b in range(key_starts.shape[0] - 1):
-        n = key_starts[b + 1] - key_starts[b]
+        first, n = key_starts[b], key_starts[b + 1] - key_starts[b]
         low = n - (query_starts[b + 1] - query_starts[b])
         shift = query_starts[b] - low
-        own = times[key_starts[b] + b : key_starts[b + 1] + b + 1]
+        own = times[first + b : key_starts[b + 1] + b + 1]
         history = own, in_order(own), thresholds, kind, by_place, by_time
+        copy_tiles_transposed(v, first, n, columns, grain, values_across, step)
+        by_values[: filled_up(n, columns) * step] = 0
+        if mode != TWO_CHANNELS:
+            copy_rows(k, first, n, 0, d, filled_up(n, grain), keys, 0, step)
+            copy_tiles_transposed(k, first, n, columns, grain, keys_across, step)
+            by_keys[: filled_up(n, columns) * step] = 0
         while low < n:
             high = min(n, (low // rows + 1) * rows)
             r = high - low
-            from_q = size * d * (shift + low)
-            at_q, to_q = q.ctypes.data + from_q, q_grad.ctypes.data + from_q
-            at_g = grad.ctypes.data + size * wide * (shift + low)
+            tall = filled_up(r, grain)
+            if mode != TWO_CHANNELS:
+                copy_rows(q, shift + low, r, 0, d, tall, queries, 0, step)
+                copy_rows(grad, shift + low, r, 0, d, tall, of_scores, 0, step)
+                copy_transposed(q, shift + low, r, 0, d, tall, queries_across, 0, rows)
+                copy_transposed(grad, shift + low, r, 0, d, tall, of_scores_across, 0, rows)
+            if mode != SCORE_BIAS:
+                for channel in range(2):
+                    at = start + channel * d
+                    copy_rows(grad, shift + low, r, at, d, tall, of_pairs, channel * tall * step, step)
+                    copy_transposed(grad, shift + low, r, at, d, tall, of_pairs_across, channel * tall, 2 * rows)
             for left in range(0, high, columns):
-                c = min(columns, high - left)
-                add = one if left else zero
-                from_k = size * d * (key_starts[b] + left)
-                at_k, at_v = k.ctypes.data + from_k, v.ctypes.data + from_k
-                to_k, to_v = k_grad.ctypes.data + from_k, v_grad.ctypes.data + from_k
-                biases(low, left, r, c, history, of_time, of_place)
+                c = min(columns, filled_up(high, grain) - left)
+                add = left > 0
+                here = size * left * step
+                _tile_biases(low, left, r, tall, c, history, mode == SCORE_BIAS, pairs)
                 if mode != TWO_CHANNELS:
                     for h in range(heads):
-                        head = size * h * w
-                        multiply(products, False, True, r, c, w, at_q + head, d, at_k + head, d, zero, at_scores, c)
-                        multiply(products, False, True, r, c, w, at_g + head, wide, at_v + head, d, zero, at_grads, c)
-                        weigh_backward(low, left, r, c, scores, grads, of_time, of_place, mode == SCORE_BIAS, scale)
-                        multiply(products, True, False, c, w, r, at_scores, c, at_g + head, wide, one, to_v + head, d)
-                        multiply(products, False, False, r, w, c, at_grads, c, at_k + head, d, add, to_q + head, d)
-                        multiply(products, True, False, c, w, r, at_grads, c, at_q + head, d, one, to_k + head, d)
-                        if mode == SCORE_BIAS and h:
-                            for z in range(r * c):
-                                sums[z] += grads[z]
-                        elif mode == SCORE_BIAS:
-                            sums[: r * c] = grads[: r * c]
+                        head, over, up = size * h * w, here + size * h * w * columns, size * h * w * rows
+                        multiply(products, tall, c, w, at_q + head, step, at_ka + over, columns, False, at_scores, c)
+                        multiply(products, tall, c, w, at_g + head, step, at_va + over, columns, False, at_grads, c)
+                        weigh_backward(
+                            low, left, r, c, scores, grads, pairs, mode == SCORE_BIAS, scale, by_pairs, h == 0
+                        )
+                        scores[r * c : tall * c] = 0
+                        grads[r * c : tall * c] = 0
+                        multiply(products, w, c, tall, at_ga + up, rows, at_scores, c, True, to_v + over, columns)
+                        multiply(products, tall, w, c, at_grads, c, at_k + here + head, step, add, to_q + head, step)
+                        multiply(products, w, c, tall, at_qa + up, rows, at_grads, c, True, to_k + over, columns)
                 if mode == SCORE_BIAS:
-                    biases_backward(low, left, r, c, history, sums, sums, few, place_grad, time_grad)
+                    biases_backward(low, left, r, c, history, by_pairs, by_pairs, few, place_grad, time_grad)
                 else:
-                    of = at_g + (size * d if mode == THREE_CHANNELS else 0)
-                    multiply(products, True, False, c, d, r, at_time, c, of, wide, one, to_v, d)
-                    multiply(products, True, False, c, d, r, at_place, c, of + size * d, wide, one, to_v, d)
-                    multiply(products, False, True, r, c, d, of, wide, at_v, d, zero, at_grads, c)
-                    multiply(products, False, True, r, c, d, of + size * d, wide, at_v, d, zero, at_sums, c)
-                    biases_backward(low, left, r, c, history, grads, sums, few, place_grad, time_grad)
+                    multiply(products, d, c, 2 * tall, at_ba, 2 * rows, at_pairs, c, True, to_v + here, columns)
+                    multiply(products, 2 * tall, c, d, at_b, step, at_va + here, columns, False, at_by_pairs, c)
+                    of_time, of_place = by_pairs[: tall * c], by_pairs[tall * c :]
+                    biases_backward(low, left, r, c, history, of_time, of_place, few, place_grad, time_grad)
+            if mode != TWO_CHANNELS:
+                copy_out(by_queries, 0, step, r, q_grad, shift + low, 0, d)
             low = high
+        copy_tiles_back(by_values, n, columns, step, v_grad, first)
+        if mode != TWO_CHANNELS:
+            copy_tiles_back(by_keys, n, columns, step, k_grad, first)

@@ -1,8 +1,10 @@
-"""Matrix products inside numba kernels, by the BLAS that torch brings.
+"""Matrix products inside numba kernels, by what torch's library brings.
 
-A kernel that multiplies a thousand small tiles cannot go back to Python for each.  torch's library has `sgemm_` and
-`dgemm_` in it, with the interface that every BLAS has.  But they are no part of torch's interface, so they are looked up
-by name and tried once; where they are missing or wrong, `gemm_address` is 0 and callers go through `torch.bmm`.
+A kernel that multiplies a thousand small tiles cannot go back to Python for each.  torch's library has two functions for
+it.  `brgemm` is oneDNN's, made at run time for one shape: it is quick at the sizes of a tile, wants AVX-512 and float32, and
+an element's bits depend on the order of its terms alone.  `sgemm_` and `dgemm_` have the interface that every BLAS has; their
+bits may depend on shapes, and on where a matrix begins in memory.  None is part of torch's interface, so they are looked up
+by name and tried once; where they are missing or wrong, `tile_gemm` is None and callers go through `torch.matmul`.
 """
 
 from __future__ import annotations
@@ -20,45 +22,63 @@ from numba import types
 from numba.extending import intrinsic
 
 SWITCH = "NESTPIPE_GEMM"
-"""Environment variable: "torch" leaves the library's own functions alone."""
+"""Environment variable: "blas" leaves `brgemm` alone, "torch" all of the library's own functions."""
 NAMES = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
+TILED = "_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb"
+"""brgemm(m, n, k, steps of a, b and c, whether to add to c, a, b, c, whether b is packed) of at::native::cpublas, for float32."""
+ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Environment variables that take instructions away from oneDNN.  `brgemm` without AVX-512 ends the process."""
 CELLS = 8
 """Whole numbers that `multiply` needs room for."""
+Gemm = tuple[int, bool]
+"""Where a product is in memory, and whether it is `brgemm`."""
 
 
 @functools.cache
-def gemm_address(dtype: torch.dtype) -> int:
-    """Where the product of this dtype is in memory; 0 if there is none that multiplies as it should."""
-    if os.environ.get(SWITCH) == "torch" or dtype not in NAMES:
-        return 0
+def tile_gemm(dtype: torch.dtype) -> Gemm | None:
+    """The quickest product of this dtype that multiplies as it should.  None: there is none."""
+    chosen = os.environ.get(SWITCH)
+    if chosen == "torch":
+        return None
+    names = [(TILED, True)] if dtype == torch.float32 and chosen != "blas" and _has_avx512() else []
+    names += [(NAMES[dtype], False)] if dtype in NAMES else []
+    return next((gemm for name, tiled in names if (gemm := found(name, tiled, dtype))), None)
+
+
+@functools.cache
+def found(name: str, tiled: bool, dtype: torch.dtype) -> Gemm | None:
+    """The function of this name, if it is there and multiplies."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        address = ctypes.cast(getattr(library, NAMES[dtype]), ctypes.c_void_p).value or 0
+        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
-        return 0
-    return address if address and _multiplies(address, dtype) else 0
+        return None
+    return (address, tiled) if address and _multiplies((address, tiled), dtype) else None
 
 
-def _multiplies(address: int, dtype: torch.dtype) -> bool:
-    """Whether it gives known products, with and without transposing, of parts of larger matrices."""
+def _has_avx512() -> bool:
+    """Whether torch and oneDNN use it."""
+    limited = any(name in os.environ for name in ONEDNN_LIMITS)
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not limited
+
+
+def _multiplies(gemm: Gemm, dtype: torch.dtype) -> bool:
+    """Whether it gives known products of parts of larger matrices, with and without adding to what is there."""
     draw = np.random.default_rng(0)
     kind = np.float32 if dtype == torch.float32 else np.float64
     a, b = draw.integers(-3, 4, (2, 7, 9)).astype(kind)  # whole numbers: products are exact
-    for left, right in ((False, False), (False, True), (True, False)):
-        shape = (5, 3, 4)
-        x = a[: shape[2], : shape[0]].T if left else a[: shape[0], : shape[2]]
-        y = b[: shape[1], : shape[2]].T if right else b[: shape[2], : shape[1]]
-        found = np.ones((6, 8), kind)
-        _multiply_once(address, left, right, shape, a, b, kind(1), found)
-        wanted = np.ones((6, 8), kind)
-        wanted[: shape[0], : shape[1]] += x @ y
+    for m, n, k, add in ((5, 3, 4, True), (7, 9, 7, False), (1, 1, 1, True), (2, 8, 6, True)):
+        found = np.ones((7, 9), kind)
+        _multiply_once(gemm, (m, n, k), a, b, add, found)
+        wanted = np.ones((7, 9), kind)
+        wanted[:m, :n] = add + a[:m, :k] @ b[:k, :n]
         if not np.array_equal(found, wanted):
             return False
     return True
 
 
 @intrinsic
-def _call(typingctx, address, arguments):  # type: ignore[no-untyped-def]
+def _call_blas(typingctx, address, arguments):  # type: ignore[no-untyped-def]
     """Calls the function at `address` with the pointers in a tuple."""
 
     def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
@@ -71,34 +91,53 @@ def _call(typingctx, address, arguments):  # type: ignore[no-untyped-def]
     return types.void(address, arguments), generate
 
 
-@numba.njit(nogil=True, error_model="numpy")
-def prepare(products):  # type: ignore[no-untyped-def]
-    """Fills what stays the same: the letters for "as it is" and "transposed"."""
-    _, cells, _ = products
-    cells[6], cells[7] = 78, 84
+@intrinsic
+def _call_tiled(typingctx, address, sizes, add, pointers):  # type: ignore[no-untyped-def]
+    """Calls `brgemm` at `address`: six whole numbers, whether to add, and the addresses of a, b and c."""
+
+    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        whole, flag, pointer = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.VoidType(), [whole] * 6 + [flag] + [pointer] * 3 + [flag])
+        values = [builder.extract_value(given[1], i) for i in range(6)]
+        values.append(builder.zext(context.cast(builder, given[2], signature.args[2], types.boolean), flag))
+        values += [builder.inttoptr(builder.extract_value(given[3], i), pointer) for i in range(3)]
+        values.append(ir.Constant(flag, 0))
+        builder.call(builder.inttoptr(given[0], function.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return types.void(address, types.UniTuple(types.int64, 6), types.boolean, pointers), generate
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def multiply(products, left, right, m, n, k, a, a_step, b, b_step, beta, c, c_step):  # type: ignore[no-untyped-def]
-    """C [m, n] = A B + beta C, row by row, with A or B transposed where `left` or `right`.  a, b and c are addresses.
+def prepared(gemm, like):  # type: ignore[no-untyped-def]
+    """What `multiply` takes first: the product, and room of its own.  `like` has the dtype."""
+    cells = np.empty(CELLS, np.int64)
+    cells[6] = 78  # the letter for "as it is"
+    return gemm[0], gemm[1], cells, np.empty(2, like.dtype)
 
-    The library counts columns first, so it is asked for C' = B' A'.  `products` is (its address, CELLS int64: right for
-    either width of a library's integers, two floats): the last two are room, by `prepare`.
+
+@numba.njit(nogil=True, error_model="numpy")
+def multiply(products, m, n, k, a, a_step, b, b_step, add, c, c_step):  # type: ignore[no-untyped-def]
+    """C [m, n] = A [m, k] B [k, n], or C += A B.  Matrices lie row by row.  a, b and c are addresses.
+
+    A BLAS counts columns first, so it is asked for C' = B' A'.  It is given CELLS int64, which are right for either width
+    of a library's integers.
     """
-    address, cells, factors = products
+    address, tiled, cells, factors = products
+    if tiled:
+        _call_tiled(address, (m, n, k, a_step, b_step, c_step), add, (a, b, c))
+        return
     cells[0], cells[1], cells[2], cells[3], cells[4], cells[5] = n, m, k, b_step, a_step, c_step
-    factors[0], factors[1] = 1, beta
+    factors[0], factors[1] = 1, 1 if add else 0
     at, by = cells.ctypes.data, factors.ctypes.data
-    letters = at + (56 if right else 48), at + (56 if left else 48)
     one, two = (b, at + 24), (a, at + 32)
-    _call(address, (*letters, at, at + 8, at + 16, by, *one, *two, by + factors.itemsize, c, at + 40))
+    _call_blas(address, (at + 48, at + 48, at, at + 8, at + 16, by, *one, *two, by + factors.itemsize, c, at + 40))
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _multiply_once(address, left, right, shape, a, b, beta, c):  # type: ignore[no-untyped-def]
-    products = address, np.empty(CELLS, np.int64), np.empty(2, a.dtype)
-    prepare(products)
+def _multiply_once(gemm, shape, a, b, add, c):  # type: ignore[no-untyped-def]
+    products = prepared(gemm, a)
     m, n, k = shape
     steps = a.strides[0] // a.itemsize, b.strides[0] // b.itemsize, c.strides[0] // c.itemsize
     at = a.ctypes.data, b.ctypes.data, c.ctypes.data
-    multiply(products, left, right, m, n, k, at[0], steps[0], at[1], steps[1], beta, at[2], steps[2])
+    multiply(products, m, n, k, at[0], steps[0], at[1], steps[1], add, at[2], steps[2])

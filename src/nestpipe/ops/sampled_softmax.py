@@ -24,6 +24,8 @@ from nestpipe.ops.sharing import LOGITS, NEGATIVES, Sharing
 
 EXCLUDED = -5e4
 """The logit of a negative that does not count: its share of a softmax is 0."""
+IN_CACHE = 1 << 22
+"""Bytes of rows whose gradients are added to as positions come.  Those of more are added up row by row, to the same bits."""
 
 
 def sampled_softmax_loss(
@@ -125,9 +127,8 @@ class IndexedCosines(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         saved = ctx.saved_tensors
         passed = torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
-        _cosines_backward(
-            grads[0].contiguous().numpy(), *(t.detach().numpy() for t in saved), *(p.numpy() for p in passed)
-        )
+        given = grads[0].contiguous().numpy(), *(t.detach().numpy() for t in saved), *(p.numpy() for p in passed)
+        _cosines_backward(*given, saved[2].nbytes <= IN_CACHE)
         return *passed, None
 
 
@@ -158,24 +159,54 @@ def _cosines(queries, rows, index, of_queries, of_rows, out):  # type: ignore[no
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
-def _cosines_backward(grad, cosines, queries, rows, index, of_queries, of_rows, by_queries, by_rows):  # type: ignore[no-untyped-def]
+def _cosines_backward(grad, cosines, queries, rows, index, of_queries, of_rows, by_queries, by_rows, at_once):  # type: ignore[no-untyped-def]
     """Adds the gradients of both inputs.  A cosine's gradient by one vector is the other's direction, minus its part
-    along the vector itself, over the vector's length."""
+    along the vector itself, over the vector's length.  `at_once`: both in one pass, for rows that are in cache."""
     along_rows = np.zeros(rows.shape[0], rows.dtype)
     for i in range(index.shape[0]):
         along = grad.dtype.type(0)
         for k in range(index.shape[1]):
             row = index[i, k]
             g = grad[i, k] * (of_queries[i] * of_rows[row])
-            for d in range(queries.shape[1]):
-                by_queries[i, d] += g * rows[row, d]
-                by_rows[row, d] += g * queries[i, d]
+            if at_once:
+                for d in range(queries.shape[1]):
+                    by_queries[i, d] += g * rows[row, d]
+                    by_rows[row, d] += g * queries[i, d]
+            else:
+                for d in range(queries.shape[1]):
+                    by_queries[i, d] += g * rows[row, d]
             along += grad[i, k] * cosines[i, k]
             along_rows[row] += grad[i, k] * cosines[i, k]
         _subtract_along(along, queries[i], of_queries[i], by_queries[i])
+    if not at_once:
+        _add_by_rows(grad, queries, index, of_queries, of_rows, by_rows)
     for row in range(rows.shape[0]):
         if along_rows[row] != 0:
             _subtract_along(along_rows[row], rows[row], of_rows[row], by_rows[row])
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+def _add_by_rows(grad, queries, index, of_queries, of_rows, by_rows):  # type: ignore[no-untyped-def]
+    """Adds to each row's gradient at once: pairs are sorted by row.  In the order of positions, so sums have the same bits."""
+    ends = np.zeros(by_rows.shape[0] + 1, np.int64)
+    for i in range(index.shape[0]):
+        for k in range(index.shape[1]):
+            ends[index[i, k] + 1] += 1
+    for row in range(by_rows.shape[0]):
+        ends[row + 1] += ends[row]
+    positions, factors = np.empty(index.size, np.int64), np.empty(index.size, by_rows.dtype)
+    for i in range(index.shape[0]):
+        for k in range(index.shape[1]):
+            row = index[i, k]
+            positions[ends[row]], factors[ends[row]] = i, grad[i, k] * (of_queries[i] * of_rows[row])
+            ends[row] += 1  # from where a row's pairs begin to where they end
+    begin = 0
+    for row in range(by_rows.shape[0]):
+        for pair in range(begin, ends[row]):
+            i, g = positions[pair], factors[pair]
+            for d in range(queries.shape[1]):
+                by_rows[row, d] += g * queries[i, d]
+        begin = ends[row]
 
 
 @numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})

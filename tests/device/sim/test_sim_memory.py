@@ -25,6 +25,12 @@ def test_memory_goes_back_to_its_stream_at_once(device: Any) -> None:
     assert y.inner.sum() == 100
 
 
+def test_memory_begins_at_a_cache_line(device: Any) -> None:
+    """Promise: a library whose products depend on where a matrix begins gives the same bits in every run."""
+    made = [torch.zeros(size, device="sim") for size in (1, 3, 17, 1000, 5, 70_000)]
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in made)
+
+
 def test_record_stream_delays_reuse(device: Any) -> None:
     """Promise: memory named to another stream is reused when that stream has passed the point where it was dropped."""
     a, b = device.Stream(), device.Stream()
