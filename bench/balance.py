@@ -1,11 +1,12 @@
 """What workers wait for the most loaded one: planned for long histories, and measured on two workers with and without balance.
 
     python bench/balance.py [--users 8] [--batches 200]
-    python bench/balance.py --measure [--rounds 6] [--steps 12] [--set KEY=VALUE]
+    python bench/balance.py --measure [--pin] [--rounds 6] [--steps 12] [--set KEY=VALUE]
 
 Planned: lengths as in KuaiRand-27K (log-normal, a share of each user's events kept, cut at 8,192), the cost n + n^2 / 1000.
 Measured: both trainings have the same global batches and run in turn in the same processes, so step times are compared batch by
-batch.  Today's attention on the host pads to the longest history of a micro-batch; with about one history in each it does not.
+batch.  With --pin every worker has a core of its own, as workers on hosts of their own have: otherwise the lanes of the more
+loaded one run on the core that the other one leaves free while it waits.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=8, help="histories a worker")
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--measure", action="store_true", help="train on two workers instead of planning")
+    parser.add_argument("--pin", action="store_true", help="a core of its own for every worker")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=12, help="steps of a round, with and without balance")
@@ -75,6 +77,9 @@ def plan(args: argparse.Namespace) -> None:
 
 def measure(args: argparse.Namespace) -> None:
     """On every worker: rounds of both trainings in turn."""
+    if args.pin:  # before there are threads
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
     import torch.distributed as dist
 
     from nestpipe.cli.recipes import read_recipe
