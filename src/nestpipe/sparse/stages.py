@@ -45,6 +45,9 @@ from nestpipe.tables.optimizers import with_moments
 from nestpipe.tables.store import make_store
 
 _NOWHERE = np.empty(0, np.int64)
+GROUP_GRADS = (
+    "a group's sums are sent in the micro-batch that uses their rows last in the group; later ones add to other rows"
+)
 
 
 class RowExchange(Protocol):
@@ -362,7 +365,8 @@ class SparseStages:
             first, end = micro_run(plan.grad_ends, micro)
             if self._averages:
                 rows.scale(gradients, _group_share(context))
-            rows.add_rows(gradients, lists.grad_rows[first:end], buffer.group_grads)
+            with disjoint(GROUP_GRADS):
+                rows.add_rows(gradients, lists.grad_rows[first:end], buffer.group_grads)
         if not self._replicates:
             self._sum_squares(context, micro)
 
@@ -376,7 +380,8 @@ class SparseStages:
             first, end = micro_run(plan.replicas.ends, micro)
             start, stop = run_of(plan.replicas.ends, micro, self.replicas.rank)
             sums = self.device.empty((end - first, buffer.group.dim), buffer.group.dtype)
-            rows.gather(buffer.group_grads, lists.replica_rows[start:stop], sums[start - first : stop - first])
+            with disjoint(GROUP_GRADS):
+                rows.gather(buffer.group_grads, lists.replica_rows[start:stop], sums[start - first : stop - first])
             shared.append(Shared(sums, plan.replicas.sizes[micro]))
         self._replica_exchange.share_rows(shared)
         for buffer, plan, lists, one in zip(context.buffers, routes.owned, context.lists, shared):
