@@ -99,12 +99,12 @@ def test_a_picture_has_its_own_background_and_legend() -> None:
 
 @pytest.mark.parametrize("schedule", BUILDERS)
 def test_the_pictures_in_the_docs_are_up_to_date(schedule: str, tmp_path: Path) -> None:
-    """Else: nestpipe schedule S --svg docs/schedule-S.svg, for nested with --micro 4 --batches 3."""
+    """Else: nestpipe schedule S --svg docs/schedule-S.svg, for nested and semi_async with --micro 4 --batches 3."""
     from nestpipe.cli.main import main
 
     kept = DOCS / f"schedule-{schedule}.svg"
     if not kept.exists():
         pytest.skip("not drawn for the docs")
-    size = ["--micro", "4", "--batches", "3"] if schedule == "nested" else []
+    size = ["--micro", "4", "--batches", "3"] if schedule in ("nested", "semi_async") else []
     assert main(["schedule", schedule, *size, "--svg", str(tmp_path / "now.svg")]) == 0
     assert (tmp_path / "now.svg").read_text() == kept.read_text()
