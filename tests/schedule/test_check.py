@@ -465,7 +465,7 @@ def test_every_wait_is_needed_or_implied(schedule: str, micros: int, early_retri
     # Later batches could be prepared before this one has computed where there is dbp; rows of the next micro-batch could travel
     # earlier where there is no fwp.
     harmless = set() if schedule in ("serial", "fwp") else {"route for weight_grad"}
-    if schedule in ("dbp", "nested") and not early_retrieve:
+    if schedule in ("dbp", "nested", "semi_async") and not early_retrieve:
         harmless.add("retrieve for sync")  # a third buffer would do, but there are to be two
     if schedule in ("serial", "dbp") and micros > 1:
         harmless.add("embed for accumulate")
