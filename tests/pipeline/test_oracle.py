@@ -182,7 +182,9 @@ def test_semi_async_is_the_oracle_that_reads_tables_one_batch_old(model: str, wo
         wanted = plain(setting, parts[0])
         assert_alike(joined(parts), wanted, EXACT)
         fresh = plain(replace(setting, schedule="serial"), parts[0])
-        assert distance(np.array(fresh.losses), np.array(wanted.losses)) > 10 * EXACT, "staleness makes no difference here"
+        assert distance(np.array(fresh.losses), np.array(wanted.losses)) > 10 * EXACT, (
+            "staleness makes no difference here"
+        )
 
 
 def flat(grads: dict[str, np.ndarray]) -> np.ndarray:
