@@ -169,6 +169,24 @@ def test_schedules_on_disk(tmp_path: Path) -> None:
     assert found == [[], []]
 
 
+def buffers_of(world: World, early: bool) -> list[int]:
+    """Row buffers per group after 12 batches of the same keys."""
+    pipeline = pipeline_of(world, "nested", 1, 2, early_retrieve=early)
+    data = batches([[[1, 2, 3, 4]] * 2] * 12, world.rank)
+    while pipeline.progress(data):
+        pass
+    found = [pool.bytes // (5 * pool.row_bytes) for pool in pipeline.sparse.buffers.pools]  # 4 rows, and room
+    pipeline.close()
+    return found
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_buffers_return_to_their_pool(early: bool) -> None:
+    """Promise: a batch that nobody behind an average reads frees its buffer: there are never more than without averages."""
+    for found in run(2, buffers_of, early):
+        assert max(found) <= (3 if early else 2)
+
+
 def apart(world: World, steps: Steps) -> tuple[bool, bool, list[Any]]:
     """Whether replicas differ after 5 steps of k = 3, whether they do after 6, and what an average sent by then."""
     pipeline = pipeline_of(world, "nested", 1, 3)
