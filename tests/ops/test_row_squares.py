@@ -80,7 +80,7 @@ for dim in (3, 16, 50, 64, 100):
     for dtype in (np.float32, np.float64):
         grads = np.random.default_rng(dim).standard_normal((200, dim)).astype(dtype)
         values, state = grads.copy(), np.zeros((200, 1), dtype)
-        row_steps_kernels.rowwise_adagrad(values, state, grads, np.array([0.1, 1e-8], dtype))
+        row_steps_kernels.rowwise_adagrad(values, state, grads, np.array([0.1, 1e-8, 1], dtype))
         found.update(values.tobytes() + state.tobytes() + np.float64(rows_kernels.sum_of_squares(grads)).tobytes())
 print(found.hexdigest())
 """
@@ -107,5 +107,5 @@ def test_a_step_divides_by_the_root_of_that_sum() -> None:
             dtype
         )
         wanted = values - dtype(0.1) / (np.sqrt(sums) + dtype(1e-8)) * grads
-        row_steps_kernels.rowwise_adagrad(values, state, grads, np.array([0.1, 1e-8], dtype))
+        row_steps_kernels.rowwise_adagrad(values, state, grads, np.array([0.1, 1e-8, 1], dtype))
         assert state[:, :1].tobytes() == sums.tobytes() and values.tobytes() == wanted.tobytes()

@@ -321,12 +321,12 @@ def fetching_once(world: World) -> list[str]:
     """Schedules that are serial no more where prepared rows are not fetched again."""
     steps = drawn(2)
     serial = trained(world, steps, "serial", 1, 3, [5])
-    whole = TrainPipeline.refresh
-    TrainPipeline.refresh = _only_average  # type: ignore[method-assign]
+    whole = TrainPipeline.unite
+    TrainPipeline.unite = _only_average  # type: ignore[method-assign]
     try:
         return [s for s in ("dbp", "nested") if trained(world, steps, s, 1, 3, [5])[:2] != serial[:2]]
     finally:
-        TrainPipeline.refresh = whole  # type: ignore[method-assign]
+        TrainPipeline.unite = whole  # type: ignore[method-assign]
 
 
 def _only_average(pipeline: TrainPipeline) -> None:

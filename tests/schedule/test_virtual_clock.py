@@ -41,7 +41,20 @@ def test_dbp_hides_what_it_is_meant_to_hide() -> None:
     """A step is from one sync to the next: nothing before `sync` and no writeback is in it, and the dense path runs beside."""
     actions = build("dbp", 8, 1)
     starts = [s.start for s in run(actions, nominal(actions)) if s.action.stage == "sync"]
-    hidden = ("peek", "load", "move", "route", "retrieve", "writeback", "weight_grad", "reduce", "agree", "step")
+    hidden = (
+        "peek",
+        "replicate",
+        "average",
+        "load",
+        "move",
+        "route",
+        "retrieve",
+        "writeback",
+        "weight_grad",
+        "reduce",
+        "agree",
+        "step",
+    )
     step = sum(stage.cost for stage in STAGES.values() if stage.name not in hidden)
     assert {b - a for a, b in itertools.pairwise(starts)} == {step}
 

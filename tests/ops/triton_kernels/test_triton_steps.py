@@ -22,7 +22,7 @@ SEEDS = st.integers(0, 2**31 - 1)
 DIMS = st.one_of(st.integers(1, 40), st.sampled_from([64, 130]))
 SETTINGS = {
     "sgd": (0.013,),
-    "rowwise_adagrad": (0.013, 1e-8),
+    "rowwise_adagrad": (0.013, 1e-8, 0.3),
     "adagrad": (0.013, 1e-10),
     "adam": (3e-4, 0.1, 0.001, 1e-8),
 }
