@@ -23,6 +23,7 @@ ROOMS = (
     ("nn",),
     ("models",),
     ("checkpoint",),
+    ("infer",),
     ("engine",),
     ("sparse",),
     ("dense",),
