@@ -58,6 +58,14 @@ class Served:
         assert done.wait(20)
         return seen[0]
 
+    def posted(self, calls: int) -> None:
+        """Returns once so many calls wait for the compute thread, which a test holds."""
+        for _ in range(4000):
+            if self.instance.compute._calls.qsize() >= calls:
+                return
+            time.sleep(0.005)
+        raise AssertionError("nothing was posted")
+
     def settled(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first snapshot for which that holds."""
         for _ in range(2000):

@@ -144,10 +144,7 @@ class Inference:
         leaving.add_done_callback(lambda done: _left(done, ended))
         try:
             return await ended
-        except Left:
-            self._compute.post(lambda relay: [relay.cancel(job) for job in started] and None)
-            raise
-        except asyncio.CancelledError:
+        except (Left, asyncio.CancelledError):
             self._compute.post(lambda relay: [relay.cancel(job) for job in started] and None)
             raise
 
