@@ -32,7 +32,7 @@ class MappedBlocks:
     """
 
     def __init__(self, file: BlockFile, fences: np.ndarray, rows: int) -> None:
-        self._file, self._fences, self._rows = file, fences, rows
+        self.file, self._fences, self._rows = file, fences, rows
         self._blocks = file.mapped()
         self._checked = np.zeros(file.blocks, np.bool_)
         self._lock = threading.Lock()
@@ -45,38 +45,42 @@ class MappedBlocks:
         new = new[~self._checked[new]]
         if len(new):
             self._check(np.unique(new))
-        raw = _Raw(self._file, len(keys))
+        raw = _Raw(self.file, len(keys))
         there = _copy(self._blocks, self._rows, keys, blocks, blocks, raw)
-        return decode(raw.values, raw.scales, self._file.layout.stored), there
+        return decode(raw.values, raw.scales, self.file.layout.stored), there
 
     def _check(self, numbers: np.ndarray) -> None:
         """Reads blocks many at a time, which also brings them into the page cache: a fault for each would take far longer."""
         with self._lock:
-            for at in range(0, len(numbers), self._file.most):
-                part = numbers[at : at + self._file.most]
-                self._file.read(part)
+            for at in range(0, len(numbers), self.file.most):
+                part = numbers[at : at + self.file.most]
+                self.file.read(part)
                 self._checked[part] = True
+
+    def forget_checks(self) -> None:
+        """Every block is read and checked again when it is next needed."""
+        self._checked[:] = False
 
     def nbytes(self) -> int:
         """Memory that only this process can give back."""
         return self._fences.nbytes + self._checked.nbytes
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
 
 
 class CachedBlocks:
     """Blocks on disk, read directly; rows that were read lately in `memory` bytes.  Any thread, one after another."""
 
     def __init__(self, file: BlockFile, fences: np.ndarray, rows: int, memory: int) -> None:
-        self._file, self._fences, self._rows = file, fences, rows
+        self.file, self._fences, self._rows = file, fences, rows
         # A key that has no row takes a slot, too.
         self._cache = RowCache(file.layout, memory - fences.nbytes, 2 * rows + 1024)
         self._lock = threading.Lock()
 
     def read(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values of every key, and which have a row; of the others anything."""
-        raw = _Raw(self._file, len(keys))
+        raw = _Raw(self.file, len(keys))
         with self._lock:
             slots = self._cache.find(keys)
             hits, misses = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
@@ -89,21 +93,21 @@ class CachedBlocks:
                 raw.there[misses] = fetched.there[inverse]
                 if len(raw.scales):
                     raw.scales[misses] = fetched.scales[inverse]
-        return decode(raw.values, raw.scales, self._file.layout.stored), raw.there
+        return decode(raw.values, raw.scales, self.file.layout.stored), raw.there
 
     def _fetch(self, keys: np.ndarray) -> _Raw:
-        raw = _Raw(self._file, len(keys))
+        raw = _Raw(self.file, len(keys))
         blocks = np.empty(len(keys), np.int64)
         blocks_with(self._fences, keys, blocks)
         order = np.argsort(blocks, kind="stable")
         order = order[np.searchsorted(blocks[order], 0) :]
         numbers, starts = np.unique(blocks[order], return_index=True)
         ends = np.append(starts[1:], len(order))
-        for at in range(0, len(numbers), self._file.most):
-            stop = min(at + self._file.most, len(numbers))
+        for at in range(0, len(numbers), self.file.most):
+            stop = min(at + self.file.most, len(numbers))
             mine = order[starts[at] : ends[stop - 1]]
-            read = self._file.read(numbers[at:stop])
-            part = _Raw(self._file, len(mine))
+            read = self.file.read(numbers[at:stop])
+            part = _Raw(self.file, len(mine))
             places = np.searchsorted(numbers[at:stop], blocks[mine])
             raw.there[mine] = _copy(read, self._rows, keys[mine], blocks[mine], places, part)
             raw.values[mine] = part.values
@@ -116,7 +120,7 @@ class CachedBlocks:
         return self._fences.nbytes + self._cache.nbytes()
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
 
 
 def _copy(

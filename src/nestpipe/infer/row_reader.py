@@ -123,11 +123,11 @@ def rows_of_export(
     for one in used:
         # By size: a table that is read as often as it is large has the same share of hits as any other.
         share = None if memory is None else memory * one.bytes // total
-        stored[one.name] = _open_table(directory, one, share)
+        stored[one.name] = open_table(directory, one, share)
     return Rows(tables, seed, stored)
 
 
-def _open_table(directory: Path, table: ServingTable, memory: int | None) -> StoredRows:
+def open_table(directory: Path, table: ServingTable, memory: int | None) -> StoredRows:
     path = directory / table.fences.name
     arrays = read_arrays(path, table.fences)
     layout = table.layout
