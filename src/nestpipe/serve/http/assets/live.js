@@ -58,7 +58,7 @@ function showCharts(seconds) {
     { title: "rankings that wait", unit: "in the queue", lines: [line("queue", (s) => s.queue)] },
   ].filter((chart) => chart.lines.some((one) => one.points.length));
   themed.length = 0; // the charts of before are gone
-  chartsBox.replaceChildren(...charts.map((chart) => lineChart({ ...chart, axis: "seconds ago", lines: chart.lines.filter((one) => one.points.length) })));
+  chartsBox.replaceChildren(...charts.map((chart) => lineChart({ ...chart, axis: "seconds, 0 is now", lines: chart.lines.filter((one) => one.points.length) })));
 }
 
 function showSlow(slow) {
