@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
-
 from nestpipe.infer.contract import History
 
 
@@ -71,10 +69,9 @@ class Prefix:
 
 def shared_events(one: History, other: History) -> int:
     """How many events two histories with one start have in common, from the first on."""
-    n = min(len(one), len(other))
-    same = n
+    same = min(len(one), len(other))
     for a, b in ((one.items, other.items), (one.actions, other.actions), (one.times, other.times)):
-        differ = np.flatnonzero(a[:same] != b[:same])
-        if len(differ):
-            same = int(differ[0])
+        equal = a[:same] == b[:same]
+        if not equal.all():
+            same = int(equal.argmin())
     return same
