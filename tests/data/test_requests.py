@@ -60,7 +60,7 @@ def long(**settings: object) -> LongHistoriesData:
 
 
 def test_generated_actions_repeat() -> None:
-    """Promise: what a user does at an event depends on (seed, user, event) alone, and histories are those of next-item samples."""
+    """Promise: what a user does at an event depends on (seed, user, event) alone; histories are those of next-item samples."""
     source = long().open("eval", 3)
     one, other = source.take(np.arange(20), 0), source.take(np.arange(10, 20), 0)
     for name in source.features:

@@ -80,6 +80,8 @@ class RankingSource:
         enough = self._totals >= LEAST if histories.cuts is None else self._totals > 0
         self._rows = np.flatnonzero(enough & (self._cuts >= 2 if self._train else (self._cuts >= 1) & held_out))
         self.extent = len(self._rows)
+        self._orders: tuple[tuple[int, np.ndarray], ...] = ()
+        """Of the last two epochs: streams are in both where one ends."""
 
     @functools.cached_property
     def mean_length(self) -> float:
@@ -100,11 +102,16 @@ class RankingSource:
             chunk = rows[at : min(at + CHUNK, stop)]
             yield self._build(chunk, epoch), sample_ends(at, len(chunk))
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019: one or two sources a run; epochs of streams may drift apart
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if not self._train:
             return self._rows
-        return self._rows[permutation(self.extent, derive(self._seed, "order", epoch))]
+        known = self._orders
+        for number, order in known:
+            if number == epoch:
+                return order
+        order = self._rows[permutation(self.extent, derive(self._seed, "order", epoch))]
+        self._orders = ((epoch, order), *known[:1])  # in one assignment: several streams read at the same time
+        return order
 
     def _requests(self, rows: np.ndarray, epoch: int) -> Requests:
         key = derive(self._seed, "requests", epoch)

@@ -1,4 +1,4 @@
-"""FuXi, for next-item prediction and for ranking candidates: attention in channels by meaning, time and place, then a gated feed-forward layer.
+"""FuXi: attention in channels by meaning, time and place, then a gated feed-forward layer; for next items and for ranking.
 
 One block, on the tokens x [T, d] of all histories, one after the other, with norm = RMS norm without a learned scale:
 

@@ -131,6 +131,8 @@ class InteractionsData(BalanceKeys):
         check_whole("candidates", self.candidates, 0)
         if self.candidates and not self.actions:
             raise ValueError("data.candidates needs data.actions, the columns that are to be predicted")
+        if self.candidates and len(self.actions) > 31:
+            raise ValueError(f"data.actions can have 31 columns with data.candidates, not {len(self.actions)}")
         if self.candidates and self.shuffle is not None:
             raise ValueError("data.candidates needs all histories in memory: leave data.shuffle out")
         self._negatives()
