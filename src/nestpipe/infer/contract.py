@@ -7,8 +7,8 @@ scratch memory, then `open`, then `score`: the same code as on a cache, so every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ class History:
     """int64 [n], seconds, ascending"""
     start: int = 0
     """Index of the first event here in the user's whole history: anchors count from there."""
+    context: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """int64 [n] by name, for models with context features.  One that is missing is 0 for every event."""
 
     def __len__(self) -> int:
         return len(self.items)

@@ -3,6 +3,7 @@
 - On sequences (a source with a `catalogue`), for a model that names its item `table`: hit rate and NDCG over the whole
   catalogue.  Outputs are a query [B, n] for each sample; an item scores the product of query and vector.  Vectors are the
   table's rows, or what the model's `item_vectors(rows)` makes of them.
+- On ranking requests, for a ranking model: AUC, GAUC and log loss of every action (`evaluate_ranking`).
 - Where outputs are one number for each label: AUC and friends.  Outputs are logits, labels are 0 or 1.
 - Otherwise: the mean loss.
 """
@@ -23,8 +24,10 @@ from nestpipe.data.batch import Batch
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Stream
 from nestpipe.infer.scoring import check_queries, first_samples, item_vectors, ranks_items
+from nestpipe.models.ranking import RankingModel
 from nestpipe.nn.collections import collections_in
 from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.train.evaluate_ranking import evaluate_ranking
 from nestpipe.train.metrics import ClickMetrics, RankMetrics, are_scores, target_ranks
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,8 @@ def evaluate(pipeline: TrainPipeline, source: Source, section: EvalConfig) -> di
     world = pipeline.world
     stream = Stream(first_samples(source, section.max_samples), section.batch_size, rank=world.rank, workers=world.size)
     try:
+        if isinstance(pipeline.model, RankingModel):
+            return evaluate_ranking(pipeline, stream, source)
         if ranks_items(pipeline.model, source):
             return _ranking(pipeline, stream, source.catalogue, section)  # type: ignore[attr-defined]
         return _clicks_or_loss(pipeline, stream)
