@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,29 @@ def test_metadata_tells_what_to_send(served: Served) -> None:
     assert unknown.status_code == 404 and MODEL in unknown.json()["error"]
     assert httpx.get(f"{served.url}/v2/models/{MODEL}/infer").status_code == 405
     assert json.loads(httpx.get(f"{served.url}/v2").text)["name"] == "nestpipe"
+
+
+def test_context_features_reach_the_model() -> None:
+    """Promise: a feature that the model has is an input `context_NAME`; blocks of another context are never used."""
+
+    class WithContext(FakeModel):
+        context = ("hour",)
+
+        def rows(self, items: np.ndarray) -> np.ndarray:
+            return super().rows(items)
+
+        def _events(self, history: Any, first: int, stop: int, now: int = 0) -> float:
+            hours = history.context.get("hour")
+            return super()._events(history, first, stop, now) + (0.0 if hours is None else float(hours[first:stop].sum()))
+
+    history = a_history(30, 1)
+    with serving(FakeSource(WithContext)) as one, Client(one.url, MODEL) as client:
+        for hours in (None, np.arange(30), np.arange(30) % 7):
+            context = {} if hours is None else {"hour": hours}
+            asked = replace(history, context=context)
+            scores = client.rank("c", asked, np.arange(5), NOW).scores
+            assert scores.tobytes() == full_scores(WithContext(), asked, NOW, np.arange(5)).tobytes()
+        with pytest.raises(ServingError, match="context_hour"):
+            client.rank("c", replace(history, context={"hour": np.arange(3)}), np.arange(5), NOW)
+        with pytest.raises(ServingError, match="unknown input 'context_day'"):
+            client.rank("c", replace(history, context={"day": np.arange(30)}), np.arange(5), NOW)

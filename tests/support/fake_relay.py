@@ -42,7 +42,7 @@ class FakeModel:
         end = history.start + len(history)
         start = max(0, -(-(end - self.max_length) // self.stride) * self.stride)
         cut = max(0, start - history.start)
-        return History(history.items[cut:], history.actions[cut:], history.times[cut:], history.start + cut)
+        return History(history.items[cut:], history.actions[cut:], history.times[cut:], history.start + cut, {k: v[cut:] for k, v in history.context.items()})
 
     def complete_blocks(self, history: History) -> int:
         return max(0, len(history) - 1) // self.block

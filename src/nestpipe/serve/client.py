@@ -38,6 +38,7 @@ def _history(history: History) -> dict[str, np.ndarray]:
         "history_actions": np.asarray(history.actions, "<i4"),
         "history_times": np.asarray(history.times, "<i8"),
         "history_start": np.array([history.start], "<i8"),
+        **{f"context_{name}": np.asarray(values, "<i8") for name, values in history.context.items()},
     }
 
 

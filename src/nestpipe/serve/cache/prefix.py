@@ -70,7 +70,10 @@ class Prefix:
 def shared_events(one: History, other: History) -> int:
     """How many events two histories with one start have in common, from the first on."""
     same = min(len(one), len(other))
-    for a, b in ((one.items, other.items), (one.actions, other.actions), (one.times, other.times)):
+    if one.context.keys() != other.context.keys():
+        return 0
+    pairs = [(one.items, other.items), (one.actions, other.actions), (one.times, other.times)]
+    for a, b in pairs + [(one.context[name], other.context[name]) for name in one.context]:
         equal = a[:same] == b[:same]
         if not equal.all():
             same = int(equal.argmin())

@@ -16,7 +16,7 @@ from nestpipe.serve.http.body import Receive
 from nestpipe.serve.http.infer import Inference, Send, answer_error
 from nestpipe.serve.http.page import live_page
 from nestpipe.serve.http.recording import Recording
-from nestpipe.serve.http.request import INPUTS, OUTPUT
+from nestpipe.serve.http.request import CONTEXT, INPUTS, OUTPUT
 from nestpipe.serve.instance.instance import Instance
 from nestpipe.serve.instance.loader import LoadError
 from nestpipe.version import VERSION
@@ -111,7 +111,10 @@ class App:
                 "platform": "nestpipe_relay",
                 "inputs": [
                     {"name": name, "datatype": datatype, "shape": [1 if name in single else -1]}
-                    for name, datatype in INPUTS.items()
+                    for name, datatype in {
+                        **INPUTS,
+                        **{CONTEXT + name: "INT64" for name in self._instance.context},
+                    }.items()
                 ],
                 "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1, len(actions)]}],
                 "parameters": {

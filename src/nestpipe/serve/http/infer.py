@@ -111,7 +111,7 @@ class Inference:
         if self._recording is not None:
             self._recording.add(scope["method"], scope["path"], headers, body)
         try:
-            return parse(body, headers, self._config, len(self._instance.actions), ranks)
+            return parse(body, headers, self._config, len(self._instance.actions), ranks, self._instance.context)
         except BadRequest as error:
             raise Refused(400, error.one_line()) from None
 

@@ -20,6 +20,8 @@ INPUTS = {
     "now": "INT64",
     "history_start": "INT64",
 }
+CONTEXT = "context_"
+"""Before the name of a context feature of the model: an input as long as the history."""
 _DTYPES = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4")}
 OUTPUT = "scores"
 MAX_USER = 512
@@ -41,14 +43,20 @@ class ParsedRequest:
 
 
 def parse(
-    body: bytes, headers: dict[bytes, bytes], config: ServingConfig, actions: int, ranks: bool = True
+    body: bytes,
+    headers: dict[bytes, bytes],
+    config: ServingConfig,
+    actions: int,
+    ranks: bool = True,
+    features: tuple[str, ...] = (),
 ) -> ParsedRequest:
     """BadRequest for what cannot be served; a pre-inference (`ranks` false) has no candidates and no time."""
     length = headers.get(b"inference-header-content-length")
     head, tensors = decode(body, None if length is None else whole("Inference-Header-Content-Length", length), "inputs")
-    unknown = sorted(tensors.keys() - INPUTS.keys())
+    known = {**INPUTS, **{CONTEXT + name: "INT64" for name in features}} if features else INPUTS
+    unknown = sorted(tensors.keys() - known.keys())
     if unknown:
-        raise BadRequest(f"unknown input '{unknown[0]}': inputs are {', '.join(INPUTS)}")
+        raise BadRequest(f"unknown input '{unknown[0]}': inputs are {', '.join(known)}")
     parameters = head.get("parameters")
     parameters = parameters if isinstance(parameters, dict) else {}
     items = _vector(tensors, "history_items")
@@ -63,6 +71,10 @@ def parse(
         raise BadRequest(f"history_actions must be from 0 to {2**actions - 1}: a bit for each of the model's {actions} actions")
     if len(times) > 1 and bool((times[1:] < times[:-1]).any()):
         raise BadRequest("history_times must ascend: the oldest event comes first")
+    context = {name: _vector(tensors, CONTEXT + name) for name in features if CONTEXT + name in tensors}
+    for name, values in context.items():
+        if len(values) != len(items):
+            raise BadRequest(f"'{CONTEXT}{name}' must have {len(items)} numbers, as history_items has, not {len(values)}")
     start = _number(tensors, "history_start", 0)
     if start < 0:
         raise BadRequest(f"history_start must be at least 0, not {start}")
@@ -78,7 +90,7 @@ def parse(
     return ParsedRequest(
         identity if isinstance(identity, str) else None,
         user_of(headers, parameters),
-        History(items, marks, times, start),
+        History(items, marks, times, start, context),
         now,
         candidates,
         _wants_binary(head, parameters),
@@ -119,7 +131,7 @@ def _vector(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
     tensor = tensors.get(name)
     if tensor is None:
         raise BadRequest(f"input '{name}' is missing")
-    wanted = INPUTS[name]
+    wanted = INPUTS.get(name, "INT64")
     if tensor.ndim != 1 or tensor.dtype != _DTYPES[wanted]:
         raise BadRequest(f"'{name}' must be {wanted} with a shape [n], not {tensor.dtype} with {list(tensor.shape)}")
     return tensor

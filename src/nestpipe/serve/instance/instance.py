@@ -21,6 +21,7 @@ class Instance:
         warm_up(model)
         self.config = config
         self.block, self.max_length, self.actions = model.block, model.max_length, model.actions
+        self.context: tuple[str, ...] = tuple(getattr(model, "context", ()))
         self.compute = ComputeThread(Relay(model, config, time.monotonic))
         self.loader = Loader(source, self.compute, model)
         self.compute.start()
