@@ -1,4 +1,4 @@
-"""What one instance costs and withstands, with a stand-in for the model: `python bench/serve_instance.py rpc cancel swaps overload`.
+"""What one instance costs and withstands, with a stand-in for the model: `python bench/serve_instance.py rpc cancel swaps`.
 
 rpc        CPU and latency of the server around the model: 4 kB in, 1 kB out, 500 a second
 cancel     how soon a cancelled pre-inference of 2,048 events stops
@@ -137,7 +137,12 @@ async def cancel(rounds: int = 20) -> dict[str, Any]:
             await asyncio.sleep(0.1)
             after += (await counts(http))["counts"]["blocks"] - done
         http.close()
-    return {"chunk_ms": 10.0, "cancel_ms_median": float(np.median(took)), "cancel_ms_most": max(took), "blocks_after": after}
+    return {
+        "chunk_ms": 10.0,
+        "cancel_ms_median": float(np.median(took)),
+        "cancel_ms_most": max(took),
+        "blocks_after": after,
+    }
 
 
 class Pairs:
@@ -261,7 +266,10 @@ async def soak(minutes: float) -> dict[str, Any]:
             now = await counts(http)
             fill = now["arena_bytes"] / max(1, now["arena_limit"])
             samples.append((round(one.rss_mb(), 1), round(fill, 3), now["pins"] - now["holds"]))
-            print(f"  {len(samples)}: RSS {samples[-1][0]} MB, arena {fill:.0%}, pins beside holds {samples[-1][2]}", flush=True)
+            print(
+                f"  {len(samples)}: RSS {samples[-1][0]} MB, arena {fill:.0%}, pins beside holds {samples[-1][2]}",
+                flush=True,
+            )
         await asyncio.sleep(4)  # holds end
         last = await counts(http)
         http.close()

@@ -233,7 +233,8 @@ def test_a_full_queue_is_a_429_and_what_expires_in_it_a_504() -> None:
         assert gate.reached.wait(20)
         gate.calls.clear()
         waiting = [
-            raw(one.port, request_bytes(*a_body(a_history(3, i), [1]), user=f"w{i}", X_Deadline_Ms="50")) for i in (1, 2, 3)
+            raw(one.port, request_bytes(*a_body(a_history(3, i), [1]), user=f"w{i}", X_Deadline_Ms="50"))
+            for i in (1, 2, 3)
         ]
         one.posted(3)
         time.sleep(0.06)  # their deadline passes while the first one computes
@@ -343,7 +344,9 @@ def test_a_checkpoint_that_cannot_be_loaded(error: Exception, says: str) -> None
     with serving(FakeSource(make)) as one:
         one.source.versions.append("2")
         answer = httpx.post(f"{one.url}/v2/repository/models/{MODEL}/load", timeout=20)
-        assert answer.status_code == 409 and says in answer.json()["error"] and "version 1 still" in answer.json()["error"]
+        assert (
+            answer.status_code == 409 and says in answer.json()["error"] and "version 1 still" in answer.json()["error"]
+        )
         assert says in httpx.get(f"{one.url}/debug/page").json()["trouble"]
         with Client(one.url, MODEL) as client:
             assert client.rank("a", a_history(9), np.arange(2), NOW).version == "1"

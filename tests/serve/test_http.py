@@ -65,7 +65,8 @@ def test_json_requests(served: Served) -> None:
     tensors = inputs(a_history(20, 1), np.arange(4), NOW)
     names = {"<i8": "INT64", "<i4": "INT32"}
     listed = [
-        {"name": name, "shape": list(t.shape), "datatype": names[t.dtype.str], "data": t.tolist()} for name, t in tensors.items()
+        {"name": name, "shape": list(t.shape), "datatype": names[t.dtype.str], "data": t.tolist()}
+        for name, t in tensors.items()
     ]
     body = {"id": "seven", "inputs": listed, "parameters": {"user": "json"}}
     answer = httpx.post(f"{served.url}/v2/models/{MODEL}/infer", json=body)
@@ -162,10 +163,9 @@ def test_health_before_and_after() -> None:
 
 def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
     """Promise: what was recorded, sent again, gives the same answers."""
-    with serving(record=tmp_path / "r.jsonl") as one:
-        with Client(one.url, MODEL) as client:
-            client.preinfer("a", a_history(30), due_ms=10)
-            first = client.rank("a", a_history(30), np.arange(7), NOW)
+    with serving(record=tmp_path / "r.jsonl") as one, Client(one.url, MODEL) as client:
+        client.preinfer("a", a_history(30), due_ms=10)
+        first = client.rank("a", a_history(30), np.arange(7), NOW)
     with serving() as other, httpx.Client(base_url=other.url) as http:
         recorded = list(read_recording(tmp_path / "r.jsonl"))
         answers = [http.request(one.method, one.path, content=one.body, headers=one.headers) for one in recorded]
@@ -192,7 +192,9 @@ def test_swaps_under_load_mix_nothing() -> None:
             thread.start()
         for version in range(2, 8):
             one.source.versions.append(str(version))
-            assert httpx.post(f"{one.url}/v2/repository/models/{MODEL}/load", timeout=30).json() == {"version": str(version)}
+            assert httpx.post(f"{one.url}/v2/repository/models/{MODEL}/load", timeout=30).json() == {
+                "version": str(version)
+            }
         stop.set()
         for thread in threads:
             thread.join(20)
@@ -239,12 +241,11 @@ def test_context_features_reach_the_model() -> None:
     class WithContext(FakeModel):
         context = ("hour",)
 
-        def rows(self, items: np.ndarray) -> np.ndarray:
-            return super().rows(items)
-
         def _events(self, history: Any, first: int, stop: int, now: int = 0) -> float:
             hours = history.context.get("hour")
-            return super()._events(history, first, stop, now) + (0.0 if hours is None else float(hours[first:stop].sum()))
+            return super()._events(history, first, stop, now) + (
+                0.0 if hours is None else float(hours[first:stop].sum())
+            )
 
     history = a_history(30, 1)
     with serving(FakeSource(WithContext)) as one, Client(one.url, MODEL) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -228,12 +229,15 @@ def test_a_failing_model_costs_one_request() -> None:
     bench = Bench()
     history = a_history(30)
 
-    def broken(kind: str, size: int) -> None:
-        if kind == where and size == at:
-            raise OSError(5, "Input/output error")
+    def breaking(where: str, at: int) -> Callable[[str, int], None]:
+        def broken(kind: str, size: int) -> None:
+            if (kind, size) == (where, at):
+                raise OSError(5, "Input/output error")
+
+        return broken
 
     for where, at in (("block", 3), ("open", 30), ("score", 5)):
-        bench.model.called = broken
+        bench.model.called = breaking(where, at)
         job = bench.ranked("a", history)
         assert job.outcome is Outcome.FAILED and "Input/output error" in job.why
         assert bench.relay.cache.pins == 0

@@ -43,7 +43,9 @@ class Life(RuleBasedStateMachine):
             if self.fails == 0:
                 raise OSError(5, "Input/output error")
 
-    @rule(user=USERS, events=EVENTS, other=st.booleans(), m=st.integers(0, 9), within=st.sampled_from([-1, 0.03, 0.2, 5]))
+    @rule(
+        user=USERS, events=EVENTS, other=st.booleans(), m=st.integers(0, 9), within=st.sampled_from([-1, 0.03, 0.2, 5])
+    )
     def rank(self, user: str, events: int, other: bool, m: int, within: float) -> None:
         history = self.history(user, events, other)
         now = 10**6 + events

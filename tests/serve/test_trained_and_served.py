@@ -78,7 +78,18 @@ def test_the_command(tmp_path: Path) -> None:
     """Promise: `nestpipe serve RUN` tells where, ranks, loads on demand, and SIGTERM drains with exit 0 and no traceback."""
     run, told = tmp_path / "run", tmp_path / "told.json"
     [requests] = run_on(1, trained, "hstu-ranking", str(run))
-    flags = ["--port", "0", "--control-port", "0", "--arena", "8MB", "--dram", "8MB", "--record", str(tmp_path / "r.jsonl")]
+    flags = [
+        "--port",
+        "0",
+        "--control-port",
+        "0",
+        "--arena",
+        "8MB",
+        "--dram",
+        "8MB",
+        "--record",
+        str(tmp_path / "r.jsonl"),
+    ]
     command = [sys.executable, "-m", "nestpipe", "serve", str(run), "--json", str(told), "--follow", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:

@@ -42,7 +42,8 @@ class FakeModel:
         end = history.start + len(history)
         start = max(0, -(-(end - self.max_length) // self.stride) * self.stride)
         cut = max(0, start - history.start)
-        return History(history.items[cut:], history.actions[cut:], history.times[cut:], history.start + cut, {k: v[cut:] for k, v in history.context.items()})
+        context = {name: values[cut:] for name, values in history.context.items()}
+        return History(history.items[cut:], history.actions[cut:], history.times[cut:], history.start + cut, context)
 
     def complete_blocks(self, history: History) -> int:
         return max(0, len(history) - 1) // self.block

@@ -136,4 +136,6 @@ def status_of(sock: socket.socket) -> tuple[int, dict[str, Any]]:
         name, _, value = line.partition(b":")
         headers[name.lower()] = value.strip()
     body = file.read(int(headers[b"content-length"]))
-    return status, json.loads(body) if body.startswith(b"{") and b"inference-header-content-length" not in headers else {}
+    return status, json.loads(body) if body.startswith(
+        b"{"
+    ) and b"inference-header-content-length" not in headers else {}

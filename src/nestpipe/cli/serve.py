@@ -27,24 +27,39 @@ examples:
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="serve a ranking model over HTTP", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("run", metavar="RUN", help="a run directory, a folder of checkpoints, a checkpoint, or an export for serving")
+    parser = commands.add_parser(
+        "serve", help="serve a ranking model over HTTP", description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.add_argument(
+        "run", metavar="RUN", help="a run directory, a folder of checkpoints, a checkpoint, or an export for serving"
+    )
     parser.add_argument("--name", metavar="M", help="name of the model in URLs; default: the recipe's, as RUN has it")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any free one")
     parser.add_argument(
-        "--control-port", type=int, metavar="P", help="where `load` is answered, on this machine only; --port's own makes it public"
+        "--control-port",
+        type=int,
+        metavar="P",
+        help="where `load` is answered, on this machine only; --port's own makes it public",
     )
     parser.add_argument("--arena", metavar="SIZE", help="memory from which rankings read prefixes; default 2GB")
     parser.add_argument("--dram", metavar="SIZE", help="memory of the tier behind it; default 8GB, 0: none")
-    parser.add_argument("--dram-dtype", metavar="T", help="float32 (exact; default), float16 or bfloat16 (half the bytes, rounded)")
-    parser.add_argument("--memory", metavar="SIZE", help="memory for rows of an export larger than memory; default: mapped")
+    parser.add_argument(
+        "--dram-dtype", metavar="T", help="float32 (exact; default), float16 or bfloat16 (half the bytes, rounded)"
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="memory for rows of an export larger than memory; default: mapped"
+    )
     parser.add_argument("--queue", type=int, metavar="N", help="rankings that may wait; default 1024")
-    parser.add_argument("--deadline-ms", type=float, metavar="MS", help="of requests without X-Deadline-Ms; default 1000")
+    parser.add_argument(
+        "--deadline-ms", type=float, metavar="MS", help="of requests without X-Deadline-Ms; default 1000"
+    )
     parser.add_argument("--slow-ms", type=float, metavar="MS", help="what counts as slow for /debug/slow; default 100")
     parser.add_argument("--follow", action="store_true", help="load each new checkpoint of the run")
     parser.add_argument("--record", metavar="FILE", help="write every request here, for replay")
-    parser.add_argument("--json", metavar="FILE", help="write addresses, model and version here once it serves ('-': standard output)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write addresses, model and version here once it serves ('-': standard output)"
+    )
     parser.set_defaults(command=run)
 
 
@@ -60,7 +75,9 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
         import uvicorn  # noqa: F401
         import uvloop
     except ImportError:
-        raise ValueError("`nestpipe serve` needs packages that are not installed: pip install 'nestpipe[serve]'") from None
+        raise ValueError(
+            "`nestpipe serve` needs packages that are not installed: pip install 'nestpipe[serve]'"
+        ) from None
     import torch
 
     torch.set_num_threads(1)  # one thread computes; a product of several threads may round by how many there are
@@ -134,7 +151,8 @@ async def _serve(args: argparse.Namespace, config: ServingConfig, memory: int | 
             recording.close()
     if instances:
         counts = instances[0].compute.snapshot["counts"]
-        _say(f"drained: {counts.get('done', 0):,} ranked, {counts.get('full', 0):,} refused, {counts.get('expired', 0):,} too late", args)
+        done, full, late = (counts.get(what, 0) for what in ("done", "full", "expired"))
+        _say(f"drained: {done:,} ranked, {full:,} refused, {late:,} too late", args)
 
 
 def _say(what: str, args: argparse.Namespace) -> None:
@@ -147,5 +165,12 @@ def _name_of(run: str) -> str:
     """The recipe's name in a run directory's (NAME-DATE-TIME), else the last part of the path, as a URL can have it."""
     import re
 
-    last = next((part for part in reversed(Path(run).resolve().parts) if part != "checkpoints" and not part.startswith("step-")), "model")
+    last = next(
+        (
+            part
+            for part in reversed(Path(run).resolve().parts)
+            if part != "checkpoints" and not part.startswith("step-")
+        ),
+        "model",
+    )
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", re.sub(r"-\d{8}-\d{6}.*$", "", last)).strip("-") or "model"

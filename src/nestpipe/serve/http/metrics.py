@@ -35,11 +35,17 @@ class Metrics:
         self._compute, self._clock = compute, clock
         self._registry = CollectorRegistry()
         latency = Histogram(
-            "nestpipe_rank_seconds", "from a request's first byte to its answer", ["path"], buckets=BUCKETS, registry=self._registry
+            "nestpipe_rank_seconds",
+            "from a request's first byte to its answer",
+            ["path"],
+            buckets=BUCKETS,
+            registry=self._registry,
         )
         self._latency = {path.value: latency.labels(path.value) for path in Path}
         self._answers = Counter("nestpipe_answers", "answers by status", ["status"], registry=self._registry)
-        self._nonfinite = Counter("nestpipe_nonfinite_scores", "scores that were NaN or infinite", registry=self._registry)
+        self._nonfinite = Counter(
+            "nestpipe_nonfinite_scores", "scores that were NaN or infinite", registry=self._registry
+        )
         self._by_status: dict[int, Any] = {}
         self._registry.register(_Levels(compute))  # type: ignore[arg-type]
         self._seconds: deque[dict[str, Any]] = deque(maxlen=SECONDS)

@@ -68,13 +68,17 @@ def parse(
             f" and {len(times)}"
         )
     if len(marks) and not 0 <= int(marks.min()) <= int(marks.max()) < 2**actions:
-        raise BadRequest(f"history_actions must be from 0 to {2**actions - 1}: a bit for each of the model's {actions} actions")
+        raise BadRequest(
+            f"history_actions must be from 0 to {2**actions - 1}: a bit for each of the model's {actions} actions"
+        )
     if len(times) > 1 and bool((times[1:] < times[:-1]).any()):
         raise BadRequest("history_times must ascend: the oldest event comes first")
     context = {name: _vector(tensors, CONTEXT + name) for name in features if CONTEXT + name in tensors}
     for name, values in context.items():
         if len(values) != len(items):
-            raise BadRequest(f"'{CONTEXT}{name}' must have {len(items)} numbers, as history_items has, not {len(values)}")
+            raise BadRequest(
+                f"'{CONTEXT}{name}' must have {len(items)} numbers, as history_items has, not {len(values)}"
+            )
     start = _number(tensors, "history_start", 0)
     if start < 0:
         raise BadRequest(f"history_start must be at least 0, not {start}")

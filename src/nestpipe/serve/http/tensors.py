@@ -21,7 +21,9 @@ class BadRequest(NestPipeError, ValueError):
     exit_code = 2
 
 
-def encode(head: dict[str, Any], kind: str, tensors: Mapping[str, np.ndarray], binary: bool = True) -> tuple[bytes, int | None]:
+def encode(
+    head: dict[str, Any], kind: str, tensors: Mapping[str, np.ndarray], binary: bool = True
+) -> tuple[bytes, int | None]:
     """A body with `tensors` under `kind` (inputs or outputs), and the length of its JSON if raw bytes follow that."""
     listed = []
     for name, tensor in tensors.items():

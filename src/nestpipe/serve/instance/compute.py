@@ -58,9 +58,11 @@ class ComputeThread:
                     call = self._calls.get_nowait()
                 except queue.Empty:
                     break
-            self._shoot()
             if call is None:
+                self._shot_at = 0.0
+                self._shoot()
                 return
+            self._shoot()
 
     def _patience(self) -> float:
         wake = self._relay.wake_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -92,10 +93,8 @@ class Loader:
                 if newest is None or newest == seen:
                     continue
                 seen = newest  # one that cannot be loaded is not tried again
-                try:
+                with contextlib.suppress(LoadError):  # it has been logged
                     on_load(self.load())
-                except LoadError:
-                    pass  # it has been logged
 
         self._thread = threading.Thread(target=watch, name="nestpipe-follow", daemon=True)
         self._thread.start()

@@ -97,7 +97,9 @@ class Relay:
         self._find_prefix(job)
         self._release_hold(user)
         ahead = self.scheduler.backlog(deadline)
-        if self.scheduler.waiting >= self.config.queue or (ahead and at + ahead + self.scheduler.costs.left(job) > deadline):
+        if self.scheduler.waiting >= self.config.queue or (
+            ahead and at + ahead + self.scheduler.costs.left(job) > deadline
+        ):
             job.retry_after = ahead
             self._end(job, Outcome.FULL, "more requests wait than can be ranked before this one's deadline")
             return job
@@ -188,7 +190,9 @@ class Relay:
         job, late = self.scheduler.take(at)
         for one in late:
             passed = at >= one.deadline
-            self._end(one, Outcome.EXPIRED, "the deadline passed before compute" if passed else "no time left to rank it")
+            self._end(
+                one, Outcome.EXPIRED, "the deadline passed before compute" if passed else "no time left to rank it"
+            )
         if job is None:
             self._switch_if_ready(at)
             return bool(late)

@@ -37,6 +37,6 @@ class RunSource:
         if not isinstance(opened.model, RankingModel):
             opened.close()
             raise NotServable(
-                f"{self._path} is no ranking model (model.task = \"ranking\"): `nestpipe predict {self._path}` scores others"
+                f'{self._path} is no ranking model (model.task = "ranking"): `nestpipe predict {self._path}` scores others'
             )
         return Relay(opened.model, opened.rows, opened.version)
