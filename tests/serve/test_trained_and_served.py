@@ -27,7 +27,6 @@ from nestpipe.train.checkpoints import find_resumed, restore_run
 from nestpipe.train.evaluate_ranking import requests_of, score_batches
 from runs import EVERY, recipe_of, train_run
 from serving import MODEL, serving
-from workers import run as run_on
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +58,7 @@ def trained(world: World, recipe_name: str, run: str) -> Requests:
 @pytest.mark.parametrize("recipe", ["hstu-ranking", "fuxi-ranking"])
 def test_served_scores_are_those_of_the_evaluation(tmp_path: Path, recipe: str) -> None:
     """Promise: every request of the evaluation, through HTTP, has the bits of `evaluate`; on every path."""
-    [requests] = run_on(1, trained, recipe, str(tmp_path / "run"))
+    requests = trained(World.single(), recipe, str(tmp_path / "run"))
     source: Any = RunSource(str(tmp_path / "run"))
     paths = set()
     with serving(source, arena=2 * 10**6, dram=10**6) as one, Client(one.url, MODEL) as client:
@@ -77,7 +76,7 @@ def test_served_scores_are_those_of_the_evaluation(tmp_path: Path, recipe: str) 
 def test_the_command(tmp_path: Path) -> None:
     """Promise: `nestpipe serve RUN` tells where, ranks, loads on demand, and SIGTERM drains with exit 0 and no traceback."""
     run, told = tmp_path / "run", tmp_path / "told.json"
-    [requests] = run_on(1, trained, "hstu-ranking", str(run))
+    requests = trained(World.single(), "hstu-ranking", str(run))
     flags = [
         "--port",
         "0",
@@ -118,6 +117,6 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_run_that_ranks_nothing_is_one_line(tmp_path: Path) -> None:
     """Promise: a run of another task is refused with what to do instead."""
     settings = ["data.users=40", "data.items=50", "train.workers=1", "train.epochs=1", "eval.max_samples=8", EVERY]
-    run_on(1, train_run, "hstu", settings, str(tmp_path / "run"))
+    train_run(World.single(), "hstu", settings, str(tmp_path / "run"))
     with pytest.raises(NotServable, match="nestpipe predict"):
         RunSource(str(tmp_path / "run")).open()

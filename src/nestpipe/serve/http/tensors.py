@@ -11,8 +11,8 @@ import numpy as np
 from nestpipe.errors import NestPipeError
 
 HEADER_LENGTH = "inference-header-content-length"
-DTYPES = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4"), "FP32": np.dtype("<f4")}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPES: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4"), "FP32": np.dtype("<f4")}
+NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class BadRequest(NestPipeError, ValueError):
