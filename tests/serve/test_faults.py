@@ -101,6 +101,7 @@ def test_wrong_inputs_are_one_line_that_names_the_input(served: Served) -> None:
     assert "X-Deadline-Ms" in refused(served, good(), X_Deadline_Ms="soon")
     assert "X-Deadline-Ms" in refused(served, good(), X_Deadline_Ms="nan")
     assert "user" in refused(served, good(), user="u" * 600)
+    assert "Content-Encoding gzip" in refused(served, good(), Content_Encoding="gzip")
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,8 @@ def test_health_before_and_after() -> None:
         with Client(one.url, MODEL) as client, pytest.raises(ServingError, match="not warm"):
             client.rank("a", a_history(3), np.arange(2), NOW)
         one.app._inference = instance
+        one.instance.compute.stop()
+        assert httpx.get(f"{one.url}/v2/health/live").status_code == 503  # nothing would ever be ranked
 
 
 def test_a_recording_can_be_replayed(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ class App:
         return JSONResponse({"name": "nestpipe", "version": VERSION, "extensions": extensions})
 
     async def _live(self, request: Request) -> Response:
-        return Response(status_code=200)
+        alive = self._instance is None or self._instance.compute.alive
+        return Response(status_code=200 if alive else 503)
 
     async def _ready(self, request: Request) -> Response:
         return Response(status_code=200 if self._instance is not None and not self.draining else 503)

@@ -106,6 +106,9 @@ class Inference:
     async def _read(
         self, scope: dict[str, Any], headers: dict[bytes, bytes], receive: Receive, ranks: bool = True
     ) -> ParsedRequest:
+        encoding = headers.get(b"content-encoding", b"identity")
+        if encoding != b"identity":
+            raise Refused(400, f"Content-Encoding {encoding.decode('latin-1')} is not read: send it as it is", close=True)
         limit, seconds = self._config.max_body, self._config.body_seconds
         body = await read_body(receive, headers.get(b"content-length"), limit, seconds)
         if self._recording is not None:

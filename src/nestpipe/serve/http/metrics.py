@@ -48,8 +48,8 @@ class Metrics:
         )
         self._by_status: dict[int, Any] = {}
         self._registry.register(_Levels(compute))  # type: ignore[arg-type]
-        self._seconds: deque[dict[str, Any]] = deque(maxlen=SECONDS)
-        self._second = -1
+        self._lines: deque[dict[str, Any]] = deque(maxlen=SECONDS)
+        self._open: dict[str, Any] | None = None
 
     def answered(self, status: int, path: str | None, seconds: float, nonfinite: int = 0) -> None:
         counter = self._by_status.get(status)
@@ -71,17 +71,18 @@ class Metrics:
 
     def recent(self) -> list[dict[str, Any]]:
         """A line for every second with requests, and for this one: how many, quantiles in ms, paths, fill levels."""
-        self._now()
-        return [_line(second) for second in self._seconds]
+        return [*self._lines, _line(self._now())]
 
     def _now(self) -> dict[str, Any]:
+        """The second that it is; the one before becomes a line, so that nobody sorts its latencies again."""
         second = int(self._clock())
-        if second != self._second:
-            self._second = second
+        if self._open is None or second != self._open["second"]:
+            if self._open is not None:
+                self._lines.append(_line(self._open))
             shot = self._compute.snapshot
             levels = {key: shot[key] for key in ("arena_bytes", "dram_bytes", "queue", "version")}
-            self._seconds.append({"second": second, "latencies": [], "paths": {}, "refused": 0, **levels})
-        return self._seconds[-1]
+            self._open = {"second": second, "latencies": [], "paths": {}, "refused": 0, **levels}
+        return self._open
 
 
 def _line(second: dict[str, Any]) -> dict[str, Any]:

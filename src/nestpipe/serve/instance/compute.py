@@ -33,6 +33,10 @@ class ComputeThread:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def post(self, call: Callable[[Relay], None]) -> None:
         """Has `call` run by the thread, in order."""
         self._calls.put(call)
@@ -44,7 +48,11 @@ class ComputeThread:
 
     def _run(self) -> None:
         while True:
-            worked = self._relay.step()
+            try:
+                worked = self._relay.step()
+            except Exception:  # a bug of ours; whoever waits for it has a deadline, and others must not wait for ever
+                log.exception("a step failed outside the model")
+                worked = True
             try:
                 call = self._calls.get(timeout=0 if worked else self._patience())
             except queue.Empty:
