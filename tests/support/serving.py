@@ -78,7 +78,8 @@ class Served:
 @contextlib.contextmanager
 def serving(source: FakeSource | None = None, record: Path | None = None, **options: Any) -> Iterator[Served]:
     source = source or FakeSource()
-    config = ServingConfig(**{"arena": 64 * 64, "dram": 64 * 64, **options})
+    patient = {"deadline_ms": 120_000.0, "body_seconds": 120.0}  # a busy machine is not a wrong program
+    config = ServingConfig(**{"arena": 64 * 64, "dram": 64 * 64, **patient, **options})
     instance = Instance(source, config)
     recording = Recording(record) if record is not None else None
     app = App(MODEL, control=True, identity="one")
