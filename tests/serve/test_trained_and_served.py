@@ -78,6 +78,8 @@ def test_the_command(tmp_path: Path) -> None:
     run, told = tmp_path / "run", tmp_path / "told.json"
     requests = trained(World.single(), "hstu-ranking", str(run))
     flags = [
+        "--deadline-ms",
+        "120000",
         "--port",
         "0",
         "--control-port",
