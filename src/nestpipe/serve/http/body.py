@@ -8,6 +8,8 @@ from typing import Any
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
+CONNECTION = "nestpipe.connection"
+"""Key of a request's scope: its connection, under the server of `server.py`."""
 
 
 class Refused(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nestpipe.serve.http.body import Left, Receive, Refused, read_body
+from nestpipe.serve.http.body import CONNECTION, Left, Receive, Refused, read_body
 from nestpipe.serve.http.metrics import Metrics
 from nestpipe.serve.http.recording import Recording
 from nestpipe.serve.http.request import OUTPUT, ParsedRequest, parse, user_of
@@ -45,7 +45,7 @@ class Inference:
         about: Headers = [(b"traceparent", parent), (b"x-relay-instance", self._identity.encode())]
         try:
             request = await self._read(scope, headers, receive)
-            job = await self._ranked(request, begun, receive)
+            job = await self._ranked(request, begun, receive, scope.get(CONNECTION))
         except Left:
             return
         except Refused as refused:
@@ -122,7 +122,7 @@ class Inference:
     def _user(headers: dict[bytes, bytes]) -> str:
         return user_of(headers, {})
 
-    async def _ranked(self, request: ParsedRequest, begun: float, receive: Receive) -> RankJob:
+    async def _ranked(self, request: ParsedRequest, begun: float, receive: Receive, connection: Any) -> RankJob:
         """The ranking, ended; Left if its client has left, and then no further step of it runs."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[RankJob] = loop.create_future()
@@ -142,14 +142,22 @@ class Inference:
                 loop.call_soon_threadsafe(_fail, ended, error)
 
         self._compute.post(begin)
-        # Returns once the client has left, or once the answer is complete: nobody waits for it then.
-        leaving = asyncio.ensure_future(receive())
-        leaving.add_done_callback(lambda done: _left(done, ended))
+        if connection is not None:
+            connection.on_lost = lambda: _left(ended)
+            if connection.cycle.disconnected:
+                _left(ended)
+        else:
+            # Another server's: this returns once the client has left, or once the answer is complete.
+            leaving = asyncio.ensure_future(receive())
+            leaving.add_done_callback(lambda done: _left(ended))
         try:
             return await ended
         except (Left, asyncio.CancelledError):
             self._compute.post(lambda relay: [relay.cancel(job) for job in started] and None)
             raise
+        finally:
+            if connection is not None:
+                connection.on_lost = None
 
     async def _call(self, call: Callable[[Relay], Any]) -> Any:
         """The result of a call that the compute thread makes between two steps."""
@@ -179,9 +187,7 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
         future.set_exception(refused)
 
 
-def _left(leaving: asyncio.Future[Any], ended: asyncio.Future[Any]) -> None:
-    if not leaving.cancelled():
-        leaving.exception()
+def _left(ended: asyncio.Future[Any]) -> None:
     if not ended.done():
         ended.set_exception(Left())
 

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nestpipe.config.serving import ServingConfig
 from nestpipe.serve.http.app import App
+from nestpipe.serve.http.body import CONNECTION
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than what clients and routers keep an idle connection for: at uvicorn's 5 s they send into closed ones."""
@@ -27,6 +28,8 @@ def connection(head_seconds: float) -> type[HttpToolsProtocol]:
 
     class Connection(HttpToolsProtocol):
         _head: asyncio.TimerHandle | None = None
+        on_lost: Callable[[], None] | None = None
+        """What the request in progress wants to be told; a task that waits for it would cost more than all else here."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -34,6 +37,7 @@ def connection(head_seconds: float) -> type[HttpToolsProtocol]:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
             self._await_head(head_seconds)
 
         def on_headers_complete(self) -> None:
@@ -43,6 +47,8 @@ def connection(head_seconds: float) -> type[HttpToolsProtocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._no_wait()
             super().connection_lost(exc)
+            if self.on_lost is not None:
+                self.on_lost()
 
         def _await_head(self, seconds: float) -> None:
             self._no_wait()
