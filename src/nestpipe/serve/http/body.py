@@ -25,9 +25,17 @@ class Left(Exception):
     """The client has left before its request was complete."""
 
 
-async def read_body(receive: Receive, declared: bytes | None, limit: int, seconds: float) -> bytes:
+async def read_body(
+    receive: Receive, declared: bytes | None, limit: int, seconds: float, connection: Any = None
+) -> bytes:
+    """The whole body; Refused where it is too large or too slow.  One that is there already needs no timer."""
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise Refused(413, f"the body has {declared.decode()} bytes, more than the {limit} allowed", close=True)
+    if connection is not None and declared is not None and not connection.cycle.more_body:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Left
+        return bytes(message.get("body", b""))
     try:
         async with asyncio.timeout(seconds):
             message = await receive()
