@@ -41,7 +41,19 @@ def main() -> None:
             break
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
-        command = [sys.executable, "-m", "nestpipe", "serve", str(run), "--port", "0", "--arena", "64MB", "--dram", "64MB"]
+        command = [
+            sys.executable,
+            "-m",
+            "nestpipe",
+            "serve",
+            str(run),
+            "--port",
+            "0",
+            "--arena",
+            "64MB",
+            "--dram",
+            "64MB",
+        ]
         server = subprocess.Popen([*command, "--json", str(told)])
         try:
             while not (told.exists() and told.read_text().endswith("}\n")):

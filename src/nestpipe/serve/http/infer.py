@@ -108,7 +108,9 @@ class Inference:
     ) -> ParsedRequest:
         encoding = headers.get(b"content-encoding", b"identity")
         if encoding != b"identity":
-            raise Refused(400, f"Content-Encoding {encoding.decode('latin-1')} is not read: send it as it is", close=True)
+            raise Refused(
+                400, f"Content-Encoding {encoding.decode('latin-1')} is not read: send it as it is", close=True
+            )
         limit, seconds = self._config.max_body, self._config.body_seconds
         body = await read_body(receive, headers.get(b"content-length"), limit, seconds, scope.get(CONNECTION))
         if self._recording is not None:
