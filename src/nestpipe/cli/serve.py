@@ -119,7 +119,7 @@ async def _serve(args: argparse.Namespace, config: ServingConfig, memory: int | 
     model = await asyncio.to_thread(source.open)  # a run that cannot be served ends here, before a port is taken
     sock = listen(args.host, args.port, "--port")
     port = sock.getsockname()[1]
-    one_port = args.control_port is not None and args.control_port == args.port
+    one_port = args.control_port is not None and args.control_port == args.port != 0
     app = App(name, control=one_port)
     apps = [(app, sock)]
     if args.control_port is not None and not one_port:

@@ -155,7 +155,7 @@ class Inference:
         try:
             return await ended
         except (Left, asyncio.CancelledError):
-            self._compute.post(lambda relay: [relay.cancel(job) for job in started] and None)
+            self._compute.post(lambda relay: relay.cancel(*started))
             raise
         finally:
             if connection is not None:

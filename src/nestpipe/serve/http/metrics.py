@@ -47,7 +47,7 @@ class Metrics:
             "nestpipe_nonfinite_scores", "scores that were NaN or infinite", registry=self._registry
         )
         self._by_status: dict[int, Any] = {}
-        self._registry.register(_Levels(compute))  # type: ignore[arg-type]
+        self._registry.register(_Levels(compute))
         self._lines: deque[dict[str, Any]] = deque(maxlen=SECONDS)
         self._open: dict[str, Any] | None = None
 

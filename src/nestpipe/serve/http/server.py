@@ -86,7 +86,7 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
 def server(app: App, config: ServingConfig) -> Server:
     return Server(
         uvicorn.Config(
-            app,  # type: ignore[arg-type]
+            app,
             http=connection(config.body_seconds),
             ws="none",
             lifespan="off",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,9 +24,9 @@ class SlowLog:
     def ended(self, job: RankJob, trace: str, seconds: float) -> None:
         if seconds < self._slow:
             return
-        spent: Counter[str] = Counter()
+        spent: dict[str, float] = {}
         for what, took in job.steps:
-            spent[what] += took
+            spent[what] = spent.get(what, 0.0) + took
         started = job.started if job.started is not None else job.ended
         waited = (started or job.arrived) - job.arrived
         entry = {

@@ -106,10 +106,11 @@ class Relay:
         self.scheduler.add(job)
         return job
 
-    def cancel(self, job: RankJob) -> None:
-        """Its client has left: no further step of it runs."""
-        if not job.over:
-            self._end(job, Outcome.CANCELLED, "the client has left")
+    def cancel(self, *jobs: RankJob) -> None:
+        """Their clients have left: no further step of them runs."""
+        for job in jobs:
+            if not job.over:
+                self._end(job, Outcome.CANCELLED, "the client has left")
 
     def preinfer(self, user: str, history: History, due: float) -> Admission:
         """Starts to compute a user's prefix, if that can help and there is room, and pins it for its ranking."""
