@@ -33,7 +33,7 @@ SETTINGS = {
     "plain": [],
     "chain": ["checkpoint.keep=9", "checkpoint.full_every=3"],
     "evicting": ["tables.admit_after=2", "tables.ttl_steps=4", "tables.sweep_every=2"],
-    "float64": ["tables.dtype=float64", "dense.dtype=float64"],
+    "float64": ["tables.dtype=float64"],
     "normal": ["tables.init=normal", "tables.init_scale=0.3"],
 }
 
@@ -89,6 +89,8 @@ def test_scores_are_those_of_the_training_run(tmp_path: Path, model: str, kind: 
     evaluation in training returned, bit for bit, and so do its tables, for keys with and without a row."""
     run = tmp_path / "run"
     settings = small(model, EVERY, "train.epochs=1", *SETTINGS[kind])
+    if kind == "float64" and model == "hstu":
+        settings += ["dense.dtype=float64"]  # it multiplies rows and weights as they are
     outputs, rows = trained(World.single(), model, settings, str(run))
     assert len(steps_in(run)) > 1
     same(open_model(run), outputs, rows)
@@ -116,7 +118,7 @@ def test_all_shards_of_all_workers_are_read(tmp_path: Path, workers: int) -> Non
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run") / "run"
-    train_run(World.single(), "dlrm", small("dlrm", EVERY, "train.epochs=1", "checkpoint.full_every=3"), str(path))
+    train_run(World.single(), "dlrm", small("dlrm", EVERY, "train.epochs=1", "checkpoint.full_every=1"), str(path))
     return path
 
 

@@ -83,7 +83,7 @@ def test_an_export_gives_the_same_file(run: tuple[str, Path, list[str]], tmp_pat
 
 
 def test_other_data(tmp_path: Path) -> None:
-    """Promise: --data takes all rows of other files, in their order, in place of the recipe's; generated data has none."""
+    """Promise: --data takes all rows of other files, in their order, in place of the recipe's, and needs no label."""
     data = write_parquet(tmp_path / "data")
     recipe = tmp_path / "r.toml"
     recipe.write_text(
@@ -98,6 +98,12 @@ def test_other_data(tmp_path: Path) -> None:
     )
     found, given = pq.read_table(tmp_path / "s.parquet"), pq.read_table(data / "c.parquet")
     assert found["label"].to_pylist() == [float(label) for label in given["clicked"].to_pylist()]
+    pq.write_table(given.drop_columns(["clicked"]), tmp_path / "new.parquet")
+    to = str(tmp_path / "u.parquet")
+    assert main(["predict", str(tmp_path / "run"), "--data", str(tmp_path / "new.parquet"), "--to", to]) == 0
+    unlabelled = pq.read_table(to)
+    assert unlabelled.column_names == ["row", "probability", "logit"]
+    assert unlabelled["logit"].to_pylist() == found["logit"].to_pylist()
 
 
 def test_bad_flags_are_one_line(run: tuple[str, Path, list[str]], tmp_path: Path, capsys: Any) -> None:

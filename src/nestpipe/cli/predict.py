@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, arguments: list[str]) -> int:
     try:
         recipe = opened.recipe if args.data is None else with_data(opened.recipe, args.data)
         with Display(f"predicting with step {opened.step}") as display:
-            source = open_data(recipe, "eval", display.show)
+            source = open_data(recipe, "score", display.show)
             done = predict_to(
                 opened,
                 source,

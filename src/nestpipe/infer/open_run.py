@@ -145,11 +145,13 @@ def _open_export(directory: Path, memory: int | None) -> OpenModel:
 
 
 def open_data(recipe: Recipe, split: str, tell: Callable[[float, str], None] = lambda done, what: None) -> Source:
-    """A split of the recipe's data, prepared first where it must be."""
+    """A split of the recipe's data, prepared first where it must be.  "score": as "eval", labels may be missing."""
     prepare = getattr(recipe.data, "prepare", None)
     if prepare is not None:
         prepare(tell)
-    return check_source(recipe.data.open(split, recipe.train.seed), recipe.data_kind)
+    if split == "score" and hasattr(recipe.data, "open_to_score"):
+        return check_source(recipe.data.open_to_score(recipe.train.seed), recipe.data_kind)
+    return check_source(recipe.data.open("eval" if split == "score" else split, recipe.train.seed), recipe.data_kind)
 
 
 def _catalogue(directory: Path, manifest: ServingManifest) -> np.ndarray | None:
