@@ -1,6 +1,6 @@
 """Relay inference on one core: full against on cache, and full against its matrix products alone, in one run.
 
-    python bench/relay.py [--kind hstu] [--lengths 1024 2048 4096] [--rounds 9] [--json FILE]
+    python bench/relay.py [--kind hstu] [--lengths 1024 2048 4096] [--rounds 9] [--cpu] [--json FILE]
 
 L = 4, d = 128, 2 heads, 256 candidates, drawn weights, rows in memory.  Rounds take turns; medians and quartiles of ratios within
 rounds.  "products" runs the same products, in number and shape, on matrices of their own, and nothing else.
@@ -75,10 +75,10 @@ def products_of(shape: Any, columns: int, length: int, candidates: int) -> list[
     return found
 
 
-def timed(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+def timed(work: Callable[[], Any], clock: Callable[[], float]) -> float:
+    start = clock()
     work()
-    return (time.perf_counter() - start) * 1e3
+    return (clock() - start) * 1e3
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
@@ -86,7 +86,7 @@ def spread(values: list[float]) -> tuple[float, float, float]:
     return float(middle), float(low), float(high)
 
 
-def measure(kind: str, length: int, candidates: int, rounds: int) -> dict[str, Any]:
+def measure(kind: str, length: int, candidates: int, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     model = ranker(kind, dim=128, blocks=4, heads=2, max_length=4096)
     rows = DrawnRows(128).read("item", np.arange(5000))
     relay = Relay(model, MemoryRows(rows), "bench")
@@ -115,7 +115,7 @@ def measure(kind: str, length: int, candidates: int, rounds: int) -> dict[str, A
     taken: dict[str, list[float]] = {name: [] for name in works}
     for round_ in range(rounds + 2):
         for name, work in works.items():
-            took = timed(work)
+            took = timed(work, clock)
             if round_ >= 2:
                 taken[name].append(took)
     pairs = list(zip(taken["full"], taken["on cache"], taken["products"]))
@@ -134,10 +134,14 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096])
     parser.add_argument("--candidates", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--cpu", action="store_true", help="CPU time instead of the clock, for a machine that others use"
+    )
     parser.add_argument("--json")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = [measure(given.kind, length, given.candidates, given.rounds) for length in given.lengths]
+    clock = time.process_time if given.cpu else time.perf_counter
+    found = [measure(given.kind, length, given.candidates, given.rounds, clock) for length in given.lengths]
     for one in found:
         ms = "  ".join(
             f"{name} {middle:.1f} ({low:.1f} to {high:.1f})" for name, (middle, low, high) in one["ms"].items()
