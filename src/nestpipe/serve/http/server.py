@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -37,7 +37,7 @@ def connection(head_seconds: float) -> type[HttpToolsProtocol]:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+            cast(dict[str, Any], self.scope)[CONNECTION] = self
             self._await_head(head_seconds)
 
         def on_headers_complete(self) -> None:
