@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast lint bench bench-peers debian clean
+.PHONY: help setup train serve test test-fast lint bench bench-peers debian clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | column -t -s '|'
@@ -23,6 +23,9 @@ setup: $(VENV)/.installed  ## the environment, in .venv
 
 train: setup  ## train the quickstart recipe on two local workers
 	@$(BIN)/nestpipe train quickstart
+
+serve: setup  ## train a small ranking model if there is none, serve it, send 200 requests and print what happened
+	@$(BIN)/python examples/serving.py
 
 # A fresh clone has no compiled kernels: they are made while lint runs, once and not by every test process.
 test: setup  ## lint, then all tests but long proofs on the simulated device (accelerator-check), in two processes

@@ -23,6 +23,8 @@ ROOMS = (
     ("nn",),
     ("models",),
     ("checkpoint",),
+    ("infer",),
+    ("infer",),
     ("engine",),
     ("sparse",),
     ("dense",),
@@ -31,6 +33,7 @@ ROOMS = (
     ("train",),
     ("sim",),
     ("report",),
+    ("serve",),
     ("lab",),
     ("cli",),
 )
@@ -38,6 +41,8 @@ ROOMS = (
 lazily, and `__main__` runs the command line: these two are no room."""
 
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+TRAINING = ("engine", "sparse", "dense", "pipeline", "launch", "train", "sim")
+"""What a server never imports."""
 WITHOUT_TORCH = ("config", "schedule", "sim")
 
 
@@ -91,6 +96,18 @@ def test_an_upward_import_is_found() -> None:
     assert upward("nn", "if TYPE_CHECKING:\n    from nestpipe.sparse import stages")
     assert upward("cli", "import nestpipe.no_such_room")
     assert not upward("pipeline", "import torch\nfrom nestpipe.sparse.stages import SparseStages\nimport nestpipe.keys")
+
+
+def test_a_server_imports_no_training_code() -> None:
+    """Promise: infer/ and serve/ need nothing that trains."""
+    found = [
+        f"{path.relative_to(SOURCE)} line {line}: {name}"
+        for room, path in modules()
+        if room in ("infer", "serve")
+        for line, name in imports(path.read_text())
+        if name.startswith(tuple(f"nestpipe.{training}" for training in TRAINING))
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_schedules_and_configs_need_no_torch() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 
 import torch
+from torch import nn
 
 from nestpipe.checkpoint.errors import CheckpointError
 from nestpipe.checkpoint.train_state import TrainState
@@ -45,10 +46,10 @@ def named_dense(state: TrainState) -> dict[str, torch.Tensor]:
     return found
 
 
-def restore_dense(state: TrainState, tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Restores all dense state.  Raises CheckpointError, before it changes anything, if the model is another one."""
-    model = dict(state.model.named_parameters()) | dict(state.model.named_buffers())
-    own = {_stored(name): tensor for name, tensor in model.items()}
+def check_model(model: nn.Module, tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
+    """The model's own tensors by their name in a file.  CheckpointError if those of the file are of another model."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    own = {_stored(name): tensor for name, tensor in named.items()}
     saved = {name for name in tensors if not name.startswith((OPTIMIZER, NUMBER, RATE))}
     for name in sorted({*own} ^ saved):
         who, other = ("checkpoint", "model") if name in saved else ("model", "checkpoint")
@@ -61,6 +62,25 @@ def restore_dense(state: TrainState, tensors: Mapping[str, torch.Tensor], where:
                 f"{where}: {name!r} is {_kind(tensors[name])} in the checkpoint and {_kind(tensor)} in the model: "
                 "it belongs to another model"
             )
+    return own
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Loads parameters and buffers only, for a model that is not trained.  CheckpointError before anything changes."""
+    own = check_model(model, tensors, where)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def model_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of a dense file that belong to the model, without the optimizer's."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith((OPTIMIZER, NUMBER, RATE))}
+
+
+def restore_dense(state: TrainState, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Restores all dense state.  Raises CheckpointError, before it changes anything, if the model is another one."""
+    own = check_model(state.model, tensors, where)
     parameters = dict(state.model.named_parameters())
     entries = [_entry(name) for name in tensors if name.startswith((OPTIMIZER, NUMBER))]
     if (entries and state.optimizer is None) or any(name not in parameters for name, _ in entries):

@@ -198,7 +198,7 @@ def _sizes(directory: Place, files: list[File]) -> list[int]:
 def parse(text: bytes, path: Place) -> Manifest:
     """A manifest that is valid in every detail, or CheckpointError.  Later code trusts it."""
     try:
-        manifest = _manifest(_json(text))
+        manifest = _manifest(strict_json(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         if isinstance(error, _OtherVersion):
@@ -211,7 +211,7 @@ class _OtherVersion(ValueError):
     """The manifest has another format version.  It may be fine otherwise."""
 
 
-def _json(text: bytes) -> Any:
+def strict_json(text: bytes) -> Any:
     """Strict JSON: no NaN, no infinity, no duplicate names, no lone surrogates."""
     raw = json.loads(text, object_pairs_hook=_names_once, parse_constant=_no_number, parse_float=_finite)
     if b"\\u" in text:

@@ -11,7 +11,7 @@ import numpy as np
 from nestpipe.checkpoint.errors import RECOVERY_HINT, CheckpointError
 from nestpipe.checkpoint.folder import Checkpoint
 from nestpipe.checkpoint.manifest import File
-from nestpipe.checkpoint.tensors import read_arrays
+from nestpipe.checkpoint.tensors import Read, read_arrays
 from nestpipe.keys import HashIndex, dedup_pairs, owners_of
 from nestpipe.tables.snapshot import Rows
 
@@ -21,11 +21,11 @@ def in_order(files: list[File]) -> list[File]:
     return [f for f in files if f.kind == "removed"] + [f for f in files if f.kind == "rows"]
 
 
-def read_rows(checkpoint: Checkpoint, file: File) -> Rows:
-    """The rows of a file.  Removed keys have values and state of width 0."""
+def read_rows(checkpoint: Checkpoint, file: File, read: Read | None = None) -> Rows:
+    """The rows of a file.  Removed keys have values and state of width 0.  `read`: in place of `read_tensors`."""
     path = checkpoint.path / file.name
     group = checkpoint.manifest.groups[file.group]
-    arrays = read_arrays(path, file.written)
+    arrays = read_arrays(path, file.written, read)
     n, dtype = file.rows, np.dtype(group.dtype)
     wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {
         "keys": ((n,), np.dtype(np.int64)),

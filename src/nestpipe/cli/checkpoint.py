@@ -34,11 +34,15 @@ Writes the keys and vectors of one table, in the order in which the checkpoint h
   FILE.parquet    the columns key and vector (a list of fixed size)
   FILE.npz        the arrays keys and vectors
   FILE.npy        the vectors, with the keys in FILE.keys.npy beside it
+
+With --for-serving: all tables, the dense model and the recipe, as a directory that `nestpipe predict` and a server open without
+the training data, and whose tables may be larger than memory.
 """
 EXPORT_EPILOG = """\
 examples:
   nestpipe checkpoint export runs/dlrm-20261116-120000 --table item --to item.parquet
   nestpipe checkpoint export runs/dlrm-20261116-120000 --step 500 --table item --to item.npy --state
+  nestpipe checkpoint export runs/dlrm-20261116-120000 --for-serving --to dlrm-500 --rows int8
 """
 
 QUIET_SECONDS = 3.0
@@ -65,8 +69,16 @@ def add(commands: Any) -> None:
     export = actions.add_parser(
         "export", help="write the keys and vectors of a table to a file", description=EXPORT, epilog=EXPORT_EPILOG
     )
-    export.add_argument("--table", required=True, metavar="T", help="name of the table, as `inspect` shows it")
-    export.add_argument("--to", required=True, metavar="FILE", help="FILE.parquet, FILE.npz or FILE.npy")
+    export.add_argument("--table", metavar="T", help="name of the table, as `inspect` shows it")
+    export.add_argument(
+        "--to", required=True, metavar="FILE", help="FILE.parquet, FILE.npz or FILE.npy; with --for-serving a directory"
+    )
+    export.add_argument("--for-serving", action="store_true", help="all tables and the dense model, as a directory")
+    export.add_argument(
+        "--rows",
+        choices=("float16", "int8"),
+        help="with --for-serving: store rows in fewer bits, and tell how far scores move; default: as trained",
+    )
     export.add_argument("--state", action="store_true", help="also the optimizer state, as a column or array `state`")
     export.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     export.set_defaults(command=_export)
@@ -111,7 +123,7 @@ def _ls(args: argparse.Namespace, arguments: list[str]) -> int:
             "full"
             if manifest.full
             else f"incremental on {bases[-1]}" + f" and {len(bases) - 1} more" * (len(bases) > 1),
-            _bytes(manifest.bytes),
+            in_bytes(manifest.bytes),
             f"{rows:,}",
             str(manifest.workers),
             manifest.created,
@@ -152,12 +164,12 @@ def _inspect(args: argparse.Namespace, arguments: list[str]) -> int:
         size = group.rows * (group.dim + group.state_width) * np.dtype(group.dtype).itemsize
         names = ", ".join(group.tables) + " (keys without a row)" * group.waiting
         row = [names, f"{group.rows:,}", str(group.dim), group.dtype, group.optimizer]
-        tables.add_row(*row, str(group.state_width), _bytes(size))
+        tables.add_row(*row, str(group.state_width), in_bytes(size))
         groups.append({**vars(group), "bytes": size})
     files = _table("files", "file", "kind", ("worker", 1), ("rows", 1), ("bytes", 1))
     for file in manifest.files:
         rows = f"{file.rows:,}" if file.group >= 0 else ""
-        files.add_row(file.name, file.kind, str(file.worker), rows, _bytes(file.bytes))
+        files.add_row(file.name, file.kind, str(file.worker), rows, in_bytes(file.bytes))
     bases = [base.name for base in manifest.base]
     positions = manifest.data.get("positions")
     _print(
@@ -219,7 +231,7 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
             if last.digest in done:
                 continue
             chain = folder.chain(last)
-            with _Progress(f"step {step}") as progress:
+            with Progress(f"step {step}") as progress:
                 checked = check_chain(chain, progress.show)
         except CheckpointError as error:
             print(f"nestpipe: {' '.join(str(error).split())}", file=sys.stderr)
@@ -230,7 +242,7 @@ def _verify(args: argparse.Namespace, arguments: list[str]) -> int:
         base = checked.checkpoints - 1
         _print(
             args,
-            f"step {step} is intact: {checked.rows:,} rows, {checked.files} files, {_bytes(checked.bytes)}"
+            f"step {step} is intact: {checked.rows:,} rows, {checked.files} files, {in_bytes(checked.bytes)}"
             + f", with its base of {base} checkpoint{'s' * (base > 1)}" * (base > 0),
         )
         lines.append({"step": step, **vars(checked)})
@@ -242,9 +254,17 @@ def _export(args: argparse.Namespace, arguments: list[str]) -> int:
     from nestpipe.checkpoint.export import export_table
     from nestpipe.checkpoint.places import checkpoint_at, place_at
 
+    if args.for_serving:
+        from nestpipe.cli.serving_export import export_serving
+
+        return export_serving(args)
+    if args.table is None:
+        raise ValueError("give --table T, the table to write, or --for-serving")
+    if args.rows is not None:
+        raise ValueError("--rows is for --for-serving: leave it out")
     folder, last = checkpoint_at(place_at(args.run), args.step)
     started = time.perf_counter()
-    with _Progress(f"{args.table} of step {last.manifest.step}") as progress:
+    with Progress(f"{args.table} of step {last.manifest.step}") as progress:
         made = export_table(
             folder.chain(last),
             args.table,
@@ -256,12 +276,12 @@ def _export(args: argparse.Namespace, arguments: list[str]) -> int:
     seconds = time.perf_counter() - started
     print(
         f"{args.table} of step {last.manifest.step}: {made.rows:,} rows of {made.dim} {made.dtype} in "
-        f"{', '.join(map(str, made.files))} ({_bytes(made.bytes)}, {made.rows / seconds:,.0f} rows/s)"
+        f"{', '.join(map(str, made.files))} ({in_bytes(made.bytes)}, {made.rows / seconds:,.0f} rows/s)"
     )
     return 0
 
 
-class _Progress:
+class Progress:
     """Progress of a command that takes longer than QUIET_SECONDS."""
 
     def __init__(self, title: str) -> None:
@@ -272,7 +292,7 @@ class _Progress:
         self._started = time.perf_counter()
         self._shown = False
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -308,7 +328,7 @@ def _print(args: argparse.Namespace, *parts: Any) -> None:
             out.print(part, soft_wrap=isinstance(part, str))
 
 
-def _bytes(count: float) -> str:
+def in_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -16,10 +16,12 @@ from nestpipe.cli import (
     evicted,
     lab,
     log,
+    predict,
     profile,
     recipe,
     report,
     schedule,
+    serve,
     simulate,
     train,
     verify,
@@ -27,7 +29,7 @@ from nestpipe.cli import (
 from nestpipe.cli.ending import fail, interrupted, leave
 from nestpipe.version import VERSION
 
-COMMANDS = (train, verify, profile, bench, schedule, simulate, lab, report, checkpoint, evicted, recipe)
+COMMANDS = (train, verify, predict, serve, profile, bench, schedule, simulate, lab, report, checkpoint, evicted, recipe)
 """In the order in which `nestpipe --help` lists them.  Each module's `add` adds its parser and sets `command`."""
 
 DESCRIPTION = "Exactly synchronous training of recommendation models with very large embedding tables."
@@ -35,6 +37,8 @@ EPILOG = """\
 examples:
   nestpipe train dlrm                         train a shipped recipe on local workers
   nestpipe verify dlrm --schedule nested      prove that a schedule changes no bit of the result
+  nestpipe predict RUN --to scores.parquet    score the evaluation split, or --data, with a trained model
+  nestpipe serve runs/my-ranking-run          serve a ranking model over HTTP
   nestpipe profile my.toml                    find what bounds the step, and what to change
   nestpipe recipe pipeline                    list every key of a recipe's section
 

@@ -14,12 +14,13 @@ import torch
 from nestpipe.data.balance.keys import BalanceKeys
 from nestpipe.data.batch import Batch
 from nestpipe.data.best_hits import best_hits
-from nestpipe.data.checks import check_fraction, check_number, check_split, check_whole
+from nestpipe.data.checks import check_fraction, check_number, check_split, check_texts, check_whole
 from nestpipe.data.counter import derive
 from nestpipe.data.global_batches import GlobalBatches
 from nestpipe.data.history_lengths import describe_lengths
 from nestpipe.data.jagged import KeyedJaggedTensor
 from nestpipe.data.long_histories_kernels import World, draw_batch, draw_lengths, draw_pool, item_ids
+from nestpipe.data.long_requests import LongRequestSource
 from nestpipe.data.negatives import DrawnFor, Negatives
 from nestpipe.data.sequence_batches import CHUNK, FEATURES, LEAST
 from nestpipe.data.shuffled_numbers import shuffled_numbers
@@ -31,6 +32,8 @@ CHUNK_NUMBERS = 1 << 21
 """A chunk has about so many numbers; results do not depend on it."""
 TOLD_USERS = 100_000
 """Users whose lengths are described, where there are more."""
+MOST_ACTIONS = 31
+"""Bits of a history's actions."""
 BEST_USERS = 1000
 """Users over whom the best possible hit rate is the mean, where more are evaluated."""
 
@@ -68,6 +71,10 @@ class LongHistoriesData(BalanceKeys):
     """Uniform draws from the catalogue, for each target or in the pool."""
     negatives_from: DrawnFor = "each"
     """each: negatives for each target.  pool: once for a whole batch of all workers, for all its targets."""
+    candidates: int = 0
+    """For model.task = "ranking": events that a request asks about, those after its history.  0: samples of next items."""
+    actions: Sequence[str] = ("click", "like")
+    """With candidates: names of what users do, drawn with chances by item and by the user's opinion of its group."""
     eval_users: int = 1000
     """Users whose last item is predicted in evaluations: the first ones, at most all.  0: no evaluation."""
 
@@ -87,15 +94,40 @@ class LongHistoriesData(BalanceKeys):
         Negatives(self.negatives, self.negatives_from)
         self.check_balance()
         check_whole("eval_users", self.eval_users, 0)
-        if self.eval_users and self.items > RANKED:
+        check_whole("candidates", self.candidates, 0)
+        if isinstance(self.actions, str):
+            raise ValueError(f"data.actions must be a list of names, not {self.actions!r}")
+        check_texts("actions", self.actions, "click", empty=True)
+        if self.candidates and not 1 <= len(self.actions) <= MOST_ACTIONS:
+            raise ValueError(f"data.actions needs from 1 to {MOST_ACTIONS} names, not {len(self.actions)}")
+        if self.eval_users and not self.candidates and self.items > RANKED:
             raise ValueError(
                 f"an evaluation ranks all items, and data.items ({self.items:,}) are too many for that: set data.eval_users = 0, "
                 f"or at most {RANKED:,} items"
             )
 
-    def open(self, split: str, seed: int) -> LongHistorySource:
+    def open(self, split: str, seed: int) -> LongHistorySource | LongRequestSource:
         check_split(split)
+        if self.candidates:
+            return LongRequestSource(self, self.world(seed), split, seed)
         return LongHistorySource(self, split, seed)
+
+    def world(self, seed: int) -> World:
+        """What all users share."""
+        return World(
+            self.items,
+            self.groups,
+            float(self.zipf),
+            float(self.order),
+            float(self.drift),
+            self.session,
+            float(self.median_length),
+            float(self.sigma),
+            LEAST,
+            derive(seed, "histories", "items"),
+            derive(seed, "histories", "follow"),
+            derive(seed, "histories", "users"),
+        )
 
 
 class LongHistorySource:
@@ -117,20 +149,7 @@ class LongHistorySource:
         self._seed = seed
         pooled = data.negatives_from == "pool"
         self._negatives = data.negatives if self._train and not pooled else 0
-        self.world = World(
-            data.items,
-            data.groups,
-            float(data.zipf),
-            float(data.order),
-            float(data.drift),
-            data.session,
-            float(data.median_length),
-            float(data.sigma),
-            LEAST,
-            derive(seed, "histories", "items"),
-            derive(seed, "histories", "follow"),
-            derive(seed, "histories", "users"),
-        )
+        self.world = data.world(seed)
         self.pool = HistoriesPool(self.world, data.negatives, seed) if self._train and pooled else None
 
     @functools.cached_property

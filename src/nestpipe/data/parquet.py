@@ -14,7 +14,7 @@ from nestpipe.data.checks import check_fraction, check_split, check_text, check_
 from nestpipe.data.parquet_columns import BadRow, Mapped, build_batch, check_schema
 from nestpipe.data.parquet_rows import ParquetRows, Part
 from nestpipe.data.paths import find_files
-from nestpipe.data.row_groups import CHUNK
+from nestpipe.data.row_groups import CHUNK, opened
 from nestpipe.data.source import DataError
 
 
@@ -67,8 +67,19 @@ class ParquetData:
 
     def open(self, split: str, seed: int) -> ParquetSource:
         """The seed decides how training data is shuffled; without `shuffle` it changes nothing."""
+        return self._open(split, seed, self.label)
+
+    def open_to_score(self, seed: int) -> ParquetSource:
+        """As `open("eval", seed)`, of files that may have no label: none of them, or all."""
+        name = "eval_paths" if self.eval_paths else "paths"
+        files = find_files(name, getattr(self, name), "*.parquet")
+        with opened(files[0]) as file:
+            labelled = self.label in file.schema_arrow.names
+        return self._open("eval", seed, self.label if labelled else None)
+
+    def _open(self, split: str, seed: int, label: str | None) -> ParquetSource:
         check_split(split)
-        mapped = Mapped(dict(self.sparse), list(self.dense), self.label, dict(self.weights))
+        mapped = Mapped(dict(self.sparse), list(self.dense), label, dict(self.weights))
         name, fraction = "paths", self.eval_fraction
         if self.eval_paths:
             name, fraction = ("paths" if split == "train" else "eval_paths"), 0.0

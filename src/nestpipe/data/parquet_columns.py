@@ -30,11 +30,15 @@ class Mapped:
 
     sparse: dict[str, str]
     dense: list[str]
-    label: str
+    label: str | None
+    """None: samples without labels, to be scored."""
     weights: dict[str, str]
 
     def columns(self) -> list[str]:
-        return list(dict.fromkeys([*self.sparse.values(), *self.weights.values(), *self.dense, self.label]))
+        return list(dict.fromkeys([*self.sparse.values(), *self.weights.values(), *self.dense, *self.labels()]))
+
+    def labels(self) -> list[str]:
+        return [] if self.label is None else [self.label]
 
 
 class BadRow(Exception):
@@ -64,7 +68,8 @@ def check_schema(path: str, schema: pa.Schema, mapped: Mapped) -> None:
     """DataError where a mapped column is missing, is there twice, or has a type that cannot be used as mapped."""
     uses = [(column, f"data.sparse.{feature}", "sparse") for feature, column in mapped.sparse.items()]
     uses += [(column, f"data.weights.{feature}", "weights") for feature, column in mapped.weights.items()]
-    uses += [(column, "data.dense", "dense") for column in mapped.dense] + [(mapped.label, "data.label", "label")]
+    uses += [(column, "data.dense", "dense") for column in mapped.dense]
+    uses += [(column, "data.label", "label") for column in mapped.labels()]
     for column, origin, use in uses:
         found = schema.get_all_field_indices(column)
         if not found:
@@ -100,8 +105,8 @@ def build_batch(rows: pa.RecordBatch, mapped: Mapped) -> Batch:
         stride=rows.num_rows,
     )
     dense = [_numbers(rows, column, missing=0.0) for column in mapped.dense]
-    labels = _numbers(rows, mapped.label, missing=None)
-    return Batch(sparse, torch.from_numpy(np.stack(dense, 1)) if dense else None, torch.from_numpy(labels))
+    labels = [torch.from_numpy(_numbers(rows, column, missing=None)) for column in mapped.labels()]
+    return Batch(sparse, torch.from_numpy(np.stack(dense, 1)) if dense else None, labels[0] if labels else None)
 
 
 def _bags(rows: pa.RecordBatch, column: str, weights: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -69,8 +69,10 @@ class DLRM(nn.Module):
         self.dense = DenseArch(config, len(features), dense_features)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        if batch.labels is None:
+        if batch.labels is None and self.training:
             raise ValueError("DLRM needs batch.labels")
         pooled = self.sparse(batch.sparse_features).values().to(next(self.dense.parameters()).dtype)
         logits = self.dense(batch.dense, pooled.view(pooled.shape[0], -1, self.dim))
+        if batch.labels is None:  # only scores are wanted
+            return logits.new_zeros(()), logits.detach()
         return functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype)), logits.detach()

@@ -1,4 +1,4 @@
-"""FuXi for next-item prediction: attention in channels by meaning, time and place, then a gated feed-forward layer.
+"""FuXi: attention in channels by meaning, time and place, then a gated feed-forward layer; for next items and for ranking.
 
 One block, on the tokens x [T, d] of all histories, one after the other, with norm = RMS norm without a learned scale:
 
@@ -21,6 +21,7 @@ another one's T: TurboGR trains alpha with gamma's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,8 +32,10 @@ from torch.nn import functional
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.models.flops import Cost, matrix_weights
 from nestpipe.models.next_item import NextItemConfig, NextItemModel
+from nestpipe.models.ranking import RankingModel
 from nestpipe.nn.deferred import DeferredLinear
 from nestpipe.ops.attention import THREE_CHANNELS, TWO_CHANNELS, Attention, jagged_attention
+from nestpipe.ops.candidate_attention import ranking_attention
 from nestpipe.ops.dropout import dropout
 from nestpipe.ops.event_times import BUCKETS, DECAY, POWER, TIME_BUCKETS, EventTimes
 from nestpipe.ops.gating import gated_norm, silu_product, split_silu
@@ -80,15 +83,20 @@ class Block(nn.Module):
         self.down = DeferredLinear(hidden, d, bias=False)
         for weight in (self.out.weight, *self.up.weight.detach().chunk(2), self.down.weight):
             nn.init.xavier_uniform_(weight)
-        self.place_bias = nn.Parameter(torch.empty(2 * config.max_length - 1).normal_(0, 0.02))
+        self.place_bias = nn.Parameter(torch.empty(2 * config.places - 1).normal_(0, 0.02))
         self.time = make_time(config)
         mode = THREE_CHANNELS if scored else TWO_CHANNELS
         self.attention = Attention(config.heads, 1 / config.max_length, mode, self.time.kind)
 
-    def forward(self, x: Tensor, events: EventTimes) -> Tensor:
+    def forward(self, x: Tensor, events: EventTimes, candidates: JaggedTensor | None = None) -> Tensor:
+        """`candidates`: the last tokens of x are those, request by request; they look at a history and at themselves."""
         u, v, *qk = split_silu(self.mixed(gated_norm(x, None, "rms")), self.widths)
         q, k = qk or (v, v)
-        a = jagged_attention(q, k, v, self.place_bias, self.time(), events, self.attention)
+        given = q, k, v, self.place_bias, self.time(), events
+        if candidates is None:
+            a = jagged_attention(*given, self.attention)
+        else:
+            a = ranking_attention(*given, candidates, self.attention)
         o = x + self.out(dropout(gated_norm(a, u, "rms"), self.dropout, self.training))
         z = dropout(gated_norm(o, None, "rms"), self.dropout, self.training)
         return o + self.down(silu_product(self.up(z)))
@@ -159,8 +167,21 @@ class FuXi(NextItemModel):
         return x
 
     def cost(self) -> Cost:
-        """Of a pair: its score, and its weight in each channel times the value."""
-        products = 4 if self.blocks[0].attention.mode == THREE_CHANNELS else 2
-        return Cost(
-            matrix_weights(self.blocks), products * self.config.dim * self.config.blocks, self.config.max_length
-        )
+        return _cost(self.config, self.blocks)
+
+
+class FuXiRanking(RankingModel):
+    """History tokens and candidates through FuXi blocks, one after another."""
+
+    def __init__(self, config: FuXiConfig, actions: Sequence[str], tables: TableDefaults | None = None) -> None:
+        super().__init__(config, actions, tables)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+
+    def cost(self) -> Cost:
+        return _cost(self.config, self.blocks)
+
+
+def _cost(config: NextItemConfig, blocks: nn.ModuleList) -> Cost:
+    """Of a pair: its score, and its weight in each channel times the value."""
+    products = 4 if blocks[0].attention.mode == THREE_CHANNELS else 2
+    return Cost(matrix_weights(blocks), products * config.dim * config.blocks, config.max_length)

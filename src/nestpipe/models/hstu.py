@@ -1,4 +1,4 @@
-"""HSTU for next-item prediction: pointwise gated attention over a user's history, trained with sampled softmax.
+"""HSTU: pointwise gated attention over a user's history, for next-item prediction and for ranking candidates.
 
 One block, on the tokens x [T, d] of all histories, one after the other:  u, v, q, k = split(silu(W norm(x))); a =
 (silu(q k' + bias) / N, causal, within a history) v;  x + W_o dropout(u * norm(a)).  The attention has no softmax, the
@@ -8,6 +8,7 @@ events.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from nestpipe.data.jagged import JaggedTensor
 from nestpipe.models.flops import Cost, matrix_weights
 from nestpipe.models.next_item import NextItemConfig, NextItemModel
+from nestpipe.models.ranking import RankingModel
 from nestpipe.nn.deferred import DeferredLinear
-from nestpipe.ops.attention import gated_attention
+from nestpipe.ops.attention import Attention, gated_attention
+from nestpipe.ops.candidate_attention import ranking_attention
 from nestpipe.ops.dropout import dropout
 from nestpipe.ops.event_times import TIME_BUCKETS, EventTimes
-from nestpipe.ops.gating import gated_norm
+from nestpipe.ops.gating import gated_norm, split_silu
 from nestpipe.tables.config import TableDefaults
 
 
@@ -47,12 +50,19 @@ class Block(nn.Module):
         self.out = DeferredLinear(inner, config.dim)
         nn.init.xavier_uniform_(self.out.weight)
         self.dropout = config.dropout
-        self.place_bias = nn.Parameter(torch.empty(2 * config.max_length - 1).normal_(0, 0.02))
+        self.place_bias = nn.Parameter(torch.empty(2 * config.places - 1).normal_(0, 0.02))
         self.time_bias = nn.Parameter(torch.empty(TIME_BUCKETS + 1).normal_(0, 0.02))
 
-    def forward(self, x: Tensor, events: EventTimes) -> Tensor:
+    def forward(self, x: Tensor, events: EventTimes, candidates: JaggedTensor | None = None) -> Tensor:
+        """`candidates`: the last tokens of x are those, request by request; they look at a history and at themselves."""
         mixed = self.uvqk(gated_norm(x, None, "layer"))
-        gated = gated_attention(mixed, self.place_bias, self.time_bias, events, self.heads, 1 / self.max_length)
+        biases = self.place_bias, self.time_bias
+        if candidates is None:
+            gated = gated_attention(mixed, *biases, events, self.heads, 1 / self.max_length)
+        else:
+            u, v, q, k = split_silu(mixed, [mixed.shape[1] // 4] * 4)
+            attention = Attention(self.heads, 1 / self.max_length)
+            gated = gated_norm(ranking_attention(q, k, v, *biases, events, candidates, attention), u, "layer")
         return x + self.out(dropout(gated, self.dropout, self.training))
 
 
@@ -70,6 +80,21 @@ class HSTU(NextItemModel):
         return x
 
     def cost(self) -> Cost:
-        """Of a pair: its score, and its weight times the value."""
-        width = self.config.heads * self.blocks[0].head_dim
-        return Cost(matrix_weights(self.blocks), 2 * width * self.config.blocks, self.config.max_length)
+        return _cost(self.config, self.blocks)
+
+
+class HSTURanking(RankingModel):
+    """History tokens and candidates through HSTU blocks, one after another."""
+
+    def __init__(self, config: HSTUConfig, actions: Sequence[str], tables: TableDefaults | None = None) -> None:
+        super().__init__(config, actions, tables)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+
+    def cost(self) -> Cost:
+        return _cost(self.config, self.blocks)
+
+
+def _cost(config: NextItemConfig, blocks: nn.ModuleList) -> Cost:
+    """Of a pair: its score, and its weight times the value."""
+    width = config.heads * blocks[0].head_dim
+    return Cost(matrix_weights(blocks), 2 * width * config.blocks, config.max_length)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import nn
 
 from nestpipe.config.own_class import Kinds, is_own
@@ -9,14 +12,17 @@ from nestpipe.data.negatives import Sampler
 from nestpipe.data.source import Source
 from nestpipe.models.contract import config_of, construct, own_model
 from nestpipe.models.dlrm import DLRM
-from nestpipe.models.fuxi import FuXi
-from nestpipe.models.hstu import HSTU
+from nestpipe.models.fuxi import FuXi, FuXiRanking
+from nestpipe.models.hstu import HSTU, HSTURanking
 from nestpipe.models.next_item import POOL_AND_SHARING, NextItemModel
+from nestpipe.models.ranking import RankingModel
 from nestpipe.models.sasrec import SASRec
 from nestpipe.models.timed import Timed
 from nestpipe.tables.config import TableDefaults
 
 MODELS: dict[str, type[nn.Module]] = {"dlrm": DLRM, "hstu": HSTU, "fuxi": FuXi, "sasrec": SASRec, "timed": Timed}
+RANKING: dict[str, type[RankingModel]] = {"hstu": HSTURanking, "fuxi": FuXiRanking}
+"""Of model.task = "ranking"."""
 
 KINDS = Kinds(
     {kind: config_of(model, kind) for kind, model in MODELS.items()},
@@ -49,10 +55,36 @@ def make_model(kind: str, config: object, source: Source, tables: TableDefaults)
             f"batches have histories of {longest} items: raise model.max_length ({config.max_length}), "  # type: ignore[attr-defined]
             "or lower data.max_length"
         )
+    if next_item and config.task == "ranking":  # type: ignore[attr-defined]
+        return _ranking_model(kind, config, source, tables)
+    if next_item and "candidate" in source.features:
+        raise ValueError(
+            "data.candidates makes samples for ranking: set model.task = 'ranking', or data.candidates = 0"
+        )
     model = construct(MODELS[kind], where, config, source, tables)
     if isinstance(model, NextItemModel):
         _fit_negatives(model, source)
     return model
+
+
+def make_ranking_model(kind: str, config: Any, actions: Sequence[str], tables: TableDefaults) -> RankingModel:
+    """The ranking model of a kind and its config, for these actions (`data.actions`); needs no data."""
+    made: Any = RANKING[kind]
+    model: RankingModel = made(config, actions, tables)
+    return model
+
+
+def _ranking_model(kind: str, config: Any, source: Source, tables: TableDefaults) -> RankingModel:
+    if "candidate" not in source.features:
+        raise ValueError("model.task = 'ranking' needs data with candidates: set data.candidates, such as 8")
+    if missing := [name for name in config.context if name not in source.features]:
+        raise ValueError(f"model.context: the data has no feature {missing[0]!r}: name it in data.context too")
+    if source.max_length != config.max_length:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"ranking needs one window for training and serving: set data.max_length and model.max_length to the same, not "
+            f"{source.max_length} and {config.max_length}"  # type: ignore[attr-defined]
+        )
+    return make_ranking_model(kind, config, source.actions, tables)  # type: ignore[attr-defined]
 
 
 def _fit_negatives(model: NextItemModel, source: Source) -> None:

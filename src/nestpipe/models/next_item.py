@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,10 @@ POOL_AND_SHARING = (
 class NextItemConfig:
     """Keys of [model] that every next-item model has."""
 
+    task: Literal["next_item", "ranking"] = "next_item"
+    """next_item: which item follows.  ranking: what the user will do with given candidates, a logit per action."""
+    context: Sequence[str] = ()
+    """For task = "ranking": features of data.context that are added to history tokens, each with a table of its name."""
     dim: int = 50
     """Embedding dimension."""
     blocks: int = 2
@@ -52,7 +57,18 @@ class NextItemConfig:
     logq: bool = False
     """Subtracts the logarithm of an item's chance to be drawn from its logit: for data.sampling other than uniform."""
 
+    @property
+    def places(self) -> int:
+        """Of a history, and in the ranking task one more: that of the candidates."""
+        return self.max_length + (self.task == "ranking")
+
     def __post_init__(self) -> None:
+        if self.task not in ("next_item", "ranking"):
+            raise ValueError(f"model.task must be 'next_item' or 'ranking', not {self.task!r}")
+        if isinstance(self.context, str) or not all(isinstance(name, str) and name for name in self.context):
+            raise ValueError(f"model.context must be a list of features, not {self.context!r}")
+        if self.context and self.task != "ranking":
+            raise ValueError("model.context goes with model.task = 'ranking': set both, or leave it out")
         for name in ("dim", "blocks", "heads", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must be at least 1, not {getattr(self, name)}")

@@ -33,6 +33,8 @@ class SASRecConfig(NextItemConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.task == "ranking":
+            raise ValueError("model.task = 'ranking' needs model.kind 'hstu' or 'fuxi'")
         if self.hidden is not None and self.hidden < 1:
             raise ValueError(f"model.hidden must be at least 1, not {self.hidden}")
         if self.attention_dropout is not None and not 0 <= self.attention_dropout < 1:

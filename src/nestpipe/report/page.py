@@ -13,21 +13,23 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from nestpipe.version import VERSION
 
-SCRIPTS = ("dom.js", "timeline.js", "charts.js", "data.js", "run.js", "bench.js", "page.js")
+SCRIPTS = ("dom.js", "timeline.js", "charts.js", "data.js", "run.js", "bench.js", "theme.js", "page.js")
 """Joined into one script in this order: each may use those before it."""
 
 
-def page(data: dict[str, Any]) -> str:
-    script = "(() => {\n'use strict';\n" + "".join(_asset(name) for name in SCRIPTS) + "})();\n"
+def page(data: dict[str, Any], scripts: Sequence[str] = SCRIPTS, own: str = "", policy: str = "") -> str:
+    """`own` is a script of another page, which may use `scripts`; `policy` is what it needs beyond this page's."""
+    script = "(() => {\n'use strict';\n" + "".join(_asset(name) for name in scripts) + own + "})();\n"
     style = _asset("page.css")
     parts = {
-        "POLICY": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+        "POLICY": f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'{policy}",
         "STYLE": style,
         "SCRIPT": script,
         "DATA": embedded({**data, "version": VERSION}),

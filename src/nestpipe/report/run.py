@@ -167,7 +167,8 @@ def _figures(
         (m for r in reversed(records) if (m := mapping(r.get("eval")))), {}
     )
     ranks = [key for key in metrics if key.endswith("@10")]
-    for key in ["auc", "ne", *ranks, "loss"] if metrics else []:
+    of_actions = [key for key in metrics if key.startswith(("auc/", "gauc/"))]
+    for key in ["auc", "ne", *ranks, *of_actions, "loss"] if metrics else []:
         add(f"{key.upper()}, held out", number(metrics.get(key)), 4)
     if not metrics:
         add("loss", _last(summary, records, "loss"), 4, hint="mean of the last steps")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numba
 import numpy as np
 
 from nestpipe.keys.mixing import STEP, mix, uniform
+from nestpipe.tables.config import TableConfig
 
 
 @numba.njit(nogil=True, cache=True)
@@ -29,3 +31,16 @@ def first_values(rows, missing, keys, tables, table_seeds, normal, scales):  # t
             else:
                 x = 2.0 * u - 1.0
             rows[i, d] = scales[t] * x
+
+
+class FirstValues:
+    """The first values of some tables' rows, by table number: what training gives a key that has no row yet."""
+
+    def __init__(self, tables: Sequence[TableConfig], seed: int) -> None:
+        self._seeds = np.array([int(mix(np.uint64(t.name_hash ^ (seed & (2**64 - 1))))) for t in tables], np.uint64)
+        self._normal = np.array([t.init == "normal" for t in tables])
+        self._scales = np.array([t.init_scale for t in tables], np.float64)
+
+    def fill(self, values: np.ndarray, missing: np.ndarray, keys: np.ndarray, tables: np.ndarray) -> None:
+        """Fills values[i] for every i in `missing`."""
+        first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)

@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from nestpipe.keys.index import Found, HashIndex
-from nestpipe.keys.mixing import mix
 from nestpipe.tables.eviction.frequency import FrequencyTable
-from nestpipe.tables.first_values import first_values
+from nestpipe.tables.first_values import FirstValues
 from nestpipe.tables.group import TableGroup
 from nestpipe.tables.snapshot import Changes, Snapshot, Values
 
@@ -23,11 +22,7 @@ class KeyedRows(ABC):
     def __init__(self, group: TableGroup, seed: int, max_rows: int | None) -> None:
         self.group = group
         self.index = HashIndex(max_rows)
-        self._seeds = np.array(
-            [int(mix(np.uint64(t.name_hash ^ (seed & (2**64 - 1))))) for t in group.tables], np.uint64
-        )
-        self._normal = np.array([t.init == "normal" for t in group.tables])
-        self._scales = np.array([t.init_scale for t in group.tables], np.float64)
+        self._first = FirstValues(group.tables, seed)
         self._changes: Changes | None = None
         waits = group.eviction is not None and group.eviction.admit_after > 1
         self.frequencies = FrequencyTable() if waits else None
@@ -141,7 +136,7 @@ class KeyedRows(ABC):
         """Gives the keys at these places their first values and zero state, and their usage where it is known."""
         state[missing] = 0
         if len(missing):
-            first_values(values, missing, keys, tables, self._seeds, self._normal, self._scales)
+            self._first.fill(values, missing, keys, tables)
             if self.frequencies is not None:
                 self._recall(self.frequencies, missing, tables, keys, state)
 

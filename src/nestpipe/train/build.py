@@ -21,11 +21,10 @@ from nestpipe.data.own import check_source
 from nestpipe.data.source import DataError, Source
 from nestpipe.dense.replica import DenseReplica
 from nestpipe.device.choice import has_fused_optimizers, named_device
-from nestpipe.models.kinds import make_model
+from nestpipe.models.build import build_model
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.pipeline.workload import deferred_of, workload_of
 from nestpipe.schedule.options import Options, resolve
-from nestpipe.tables.config import TableDefaults
 from nestpipe.tables.disk.tiered_store import DiskTier
 from nestpipe.tables.optimizers import OPTIMIZERS, SparseOptimizer
 from nestpipe.train.initial import read_initial
@@ -137,14 +136,6 @@ def make_pipeline(
     if not empty:
         read_initial(pipeline, recipe.tables.initial)
     return pipeline
-
-
-def build_model(recipe: Recipe, source: Source) -> nn.Module:
-    """The recipe's model.  Its dense parameters depend on the seed alone."""
-    torch.manual_seed(recipe.train.seed)
-    tables = TableDefaults(recipe.tables.dtype, recipe.tables.init, recipe.tables.init_scale, recipe.tables.eviction())
-    model = make_model(recipe.model_kind, recipe.model, source, tables)
-    return model.double() if recipe.dense.dtype == "float64" else model
 
 
 def recipe_options(recipe: Recipe) -> Options:

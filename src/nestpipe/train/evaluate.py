@@ -3,6 +3,7 @@
 - On sequences (a source with a `catalogue`), for a model that names its item `table`: hit rate and NDCG over the whole
   catalogue.  Outputs are a query [B, n] for each sample; an item scores the product of query and vector.  Vectors are the
   table's rows, or what the model's `item_vectors(rows)` makes of them.
+- On ranking requests, for a ranking model: AUC, GAUC and log loss of every action (`evaluate_ranking`).
 - Where outputs are one number for each label: AUC and friends.  Outputs are logits, labels are 0 or 1.
 - Otherwise: the mean loss.
 """
@@ -22,8 +23,11 @@ from nestpipe.config.training import EvalConfig
 from nestpipe.data.batch import Batch
 from nestpipe.data.source import Source
 from nestpipe.data.stream import Stream
+from nestpipe.infer.scoring import check_queries, first_samples, item_vectors, ranks_items
+from nestpipe.models.ranking import RankingModel
 from nestpipe.nn.collections import collections_in
 from nestpipe.pipeline.pipeline import TrainPipeline
+from nestpipe.train.evaluate_ranking import evaluate_ranking
 from nestpipe.train.metrics import ClickMetrics, RankMetrics, are_scores, target_ranks
 
 log = logging.getLogger(__name__)
@@ -34,19 +38,15 @@ def evaluate(pipeline: TrainPipeline, source: Source, section: EvalConfig) -> di
     if source.extent == 0:
         return {}
     world = pipeline.world
-    stream = Stream(_first(source, section.max_samples), section.batch_size, rank=world.rank, workers=world.size)
+    stream = Stream(first_samples(source, section.max_samples), section.batch_size, rank=world.rank, workers=world.size)
     try:
+        if isinstance(pipeline.model, RankingModel):
+            return evaluate_ranking(pipeline, stream, source)
         if ranks_items(pipeline.model, source):
             return _ranking(pipeline, stream, source.catalogue, section)  # type: ignore[attr-defined]
         return _clicks_or_loss(pipeline, stream)
     finally:
         stream.close()
-
-
-def ranks_items(model: nn.Module, source: Source) -> bool:
-    """Whether this model is evaluated by ranking the items of this source."""
-    table = getattr(model, "table", None)
-    return isinstance(table, str) and hasattr(source, "catalogue") and {"history", "target"} <= set(source.features)
 
 
 def rehearse(pipeline: TrainPipeline, source: Source, section: EvalConfig) -> None:
@@ -76,7 +76,7 @@ def by_popularity(world: World, model: nn.Module, source: Source, section: EvalC
     if count is None or not source.extent or not ranks_items(model, source):
         return {}
     scores = torch.from_numpy(count())
-    stream = Stream(_first(source, section.max_samples), section.batch_size, rank=world.rank, workers=world.size)
+    stream = Stream(first_samples(source, section.max_samples), section.batch_size, rank=world.rank, workers=world.size)
     metrics = RankMetrics(section.top_k)
     try:
         for batch in stream:
@@ -122,18 +122,10 @@ def _clicks_or_loss(pipeline: TrainPipeline, stream: Stream) -> dict[str, float]
 
 def _ranking(pipeline: TrainPipeline, stream: Stream, catalogue: np.ndarray, section: EvalConfig) -> dict[str, float]:
     """Ranks every user's last item among all items but those in the history that the model was shown."""
-    items: Tensor = pipeline.rows(pipeline.model.table, catalogue)
-    if hasattr(pipeline.model, "item_vectors"):
-        with torch.no_grad():
-            items = pipeline.model.item_vectors(items)
+    items = item_vectors(pipeline.model, pipeline.rows(pipeline.model.table, catalogue))
     metrics = RankMetrics(section.top_k)
     for batch, queries in pipeline.evaluate(stream):
-        if not isinstance(queries, Tensor) or queries.shape != (len(batch), items.shape[1]):
-            raise ValueError(
-                f"to rank items, the model must return a query of {items.shape[1]} numbers for each sample, not "
-                + (f"{tuple(queries.shape)}" if isinstance(queries, Tensor) else f"a {type(queries).__name__}")
-                + "; without an attribute table it is evaluated by its loss"
-            )
+        check_queries(batch, queries, items)
         _rank(batch, queries.to(items) @ items.T, catalogue, metrics)
     return metrics.compute(pipeline.world.groups.get("metrics"))
 
@@ -145,19 +137,3 @@ def _rank(batch: Batch, scores: Tensor, catalogue: np.ndarray, metrics: RankMetr
     history = features["history"]
     seen = np.searchsorted(catalogue, history.values().numpy())
     metrics.update(target_ranks(scores, torch.from_numpy(target), (torch.from_numpy(seen), history.offsets())))
-
-
-class _Head:
-    """The first samples of a source whose units are samples."""
-
-    def __init__(self, source: Source, extent: int) -> None:
-        self.source = source
-        self.extent = extent
-        self.piece = source.piece
-        self.features = source.features
-        self.dense_features = source.dense_features
-        self.read = source.read
-
-
-def _first(source: Source, samples: int | None) -> Source:
-    return source if samples is None or samples >= source.extent else _Head(source, samples)

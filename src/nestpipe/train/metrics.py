@@ -105,6 +105,37 @@ class ClickMetrics:
         }
 
 
+class GroupedAuc:
+    """GAUC: the mean of every group's own AUC, weighed by its samples; groups whose labels are all alike do not count.
+
+    No group may be split over batches or workers.
+    """
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64)
+
+    def update(self, scores: Tensor, labels: Tensor, counts: Tensor) -> None:
+        """Add samples, group after group, counts[g] of each."""
+        sizes = counts.tolist()
+        for mine, wanted in zip(scores.detach().cpu().double().split(sizes), labels.cpu().double().split(sizes)):
+            if wanted.numel() and 0 < float(wanted.sum()) < wanted.numel():
+                found = NAN if bool(mine.isnan().any()) else _pairs_in_order(mine, wanted)
+                self._sums += torch.tensor([found * wanted.numel(), wanted.numel()], dtype=torch.float64)
+
+    def compute(self, group: dist.ProcessGroup | None = None) -> float:
+        """Over all workers' groups, the same on every worker; nan without any that counts."""
+        sums = self._sums.clone()
+        if _workers(group) > 1:
+            dist.all_reduce(sums, group=group)
+        return float(sums[0] / sums[1]) if sums[1] else NAN
+
+
+def _pairs_in_order(scores: Tensor, labels: Tensor) -> float:
+    """The AUC of a few samples."""
+    above, below = scores[labels > 0, None], scores[None, labels == 0]
+    return float(((above > below).double() + 0.5 * (above == below).double()).mean())
+
+
 def _auc(scores: Tensor, labels: Tensor) -> float:
     """The share of (click, no click) pairs in which the click scores higher, ties counting half.
 

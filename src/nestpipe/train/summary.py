@@ -8,6 +8,7 @@ from nestpipe.comm.consistency import gather_counts, sum_over_workers
 from nestpipe.config.recipe import Recipe
 from nestpipe.data.skipped import Skipped
 from nestpipe.models.next_item import NextItemModel
+from nestpipe.models.ranking import RankingModel
 from nestpipe.pipeline import TrainPipeline
 from nestpipe.schedule.timeline import compute_share
 from nestpipe.train.digest import digest
@@ -46,7 +47,7 @@ def summarise(
     if "row_reads" in summary:
         reads = sum_over_workers(world, summary["row_reads"])
         summary["row_reads"] = {**reads, "stale_share": reads["one_batch_stale"] / max(1, reads["all"])}
-    if isinstance(pipeline.model, NextItemModel):
+    if isinstance(pipeline.model, NextItemModel | RankingModel):
         summary["flops"] = utilisation(
             pipeline.model, pace.steps_here, summary["step_ms"], world, recipe.train.peak_tflops
         )
@@ -71,6 +72,15 @@ def in_words(metrics: dict[str, float]) -> str:
                 way = (metrics["auc"] - 0.5) / (metrics["bayes_auc"] - 0.5)
                 text += f" ({way:.1%} of the way from 0.5)"
         return text
+    if actions := [name.removeprefix("auc/") for name in metrics if name.startswith("auc/")]:
+        return "  ".join(_action_in_words(metrics, action) for action in actions)
     if "loss" in metrics:
         return f"held-out loss {metrics['loss']:.4f}"
     return "  ".join(f"{k.upper()} {v:.4f}" for k, v in metrics.items() if k != "samples") or "no held-out samples"
+
+
+def _action_in_words(metrics: dict[str, float], action: str) -> str:
+    text = f"{action}: AUC {metrics[f'auc/{action}']:.4f}  GAUC {metrics[f'gauc/{action}']:.4f}"
+    text += f"  log loss {metrics[f'log_loss/{action}']:.4f}"
+    best = metrics.get(f"best_auc/{action}")
+    return text if best is None else f"{text}  best AUC {best:.4f}"

@@ -10,12 +10,13 @@ from nestpipe.comm.exchange import Exchange
 from nestpipe.comm.world import World
 from nestpipe.models.flops import measured_peak
 from nestpipe.models.next_item import NextItemModel
+from nestpipe.models.ranking import RankingModel
 
 PADDED_ABOVE_PEAK = "The padded convention counts padding and masked pairs, which are not computed: it can pass 100 %"
 
 
 def utilisation(
-    model: NextItemModel, steps: int, step_ms: float, world: World, peak_tflops: float | None
+    model: NextItemModel | RankingModel, steps: int, step_ms: float, world: World, peak_tflops: float | None
 ) -> dict[str, Any]:
     """FLOPs of a mean step over all workers, and the share of all workers' peak.  All workers call it together."""
     peak = measured_peak(next(model.parameters()).device) if peak_tflops is None else peak_tflops * 1e12

@@ -23,6 +23,7 @@ from nestpipe.data.interactions.histories import Block, Reading, cached_blocks, 
 from nestpipe.data.interactions.streamed import StreamedSequences
 from nestpipe.data.negatives import DrawnFor, Negatives, Sampling
 from nestpipe.data.paths import NoSuchFiles, find_files
+from nestpipe.data.ranking_batches import RankingSource
 from nestpipe.data.sequence_batches import FEATURES, LEAST, SequenceSource
 from nestpipe.data.source import DataError
 from nestpipe.data.ties import TIES, Ties
@@ -80,6 +81,9 @@ class InteractionsData(BalanceKeys):
     """For split = "time", in the log's own unit: train on events before it."""
     max_length: int = 200
     """The longest history in a batch."""
+    candidates: int = 0
+    """For model.task = "ranking": events that a request asks about, those after its history; the last so many of each user
+    are held out.  0: samples of next items."""
     negatives: int = 128
     """Draws from the catalogue for each target, or of a pool."""
     negatives_from: DrawnFor = "each"
@@ -124,6 +128,13 @@ class InteractionsData(BalanceKeys):
             check_whole(name, getattr(self, name))
         if self.last is not None:
             check_whole("last", self.last, LEAST)
+        check_whole("candidates", self.candidates, 0)
+        if self.candidates and not self.actions:
+            raise ValueError("data.candidates needs data.actions, the columns that are to be predicted")
+        if self.candidates and len(self.actions) > 31:
+            raise ValueError(f"data.actions can have 31 columns with data.candidates, not {len(self.actions)}")
+        if self.candidates and self.shuffle is not None:
+            raise ValueError("data.candidates needs all histories in memory: leave data.shuffle out")
         self._negatives()
         if self.sampling == "in-batch" and self.shuffle is not None:
             raise ValueError(
@@ -154,7 +165,7 @@ class InteractionsData(BalanceKeys):
         if not self._grouped(files):
             self._preparation(files).make(progress)
 
-    def open(self, split: str, seed: int) -> SequenceSource | StreamedSequences:
+    def open(self, split: str, seed: int) -> SequenceSource | StreamedSequences | RankingSource:
         check_split(split)
         files = self._files()
         if self._grouped(files):
@@ -191,7 +202,7 @@ class InteractionsData(BalanceKeys):
         seed: int,
         statistics: dict[str, Any],
         digest: str | None = None,
-    ) -> SequenceSource:
+    ) -> SequenceSource | RankingSource:
         unit = statistics.get("unit") or self.time_unit or "s"
         histories = self._reading(unit, seed).histories(blocks)
         if not len(histories.long_enough()):
@@ -204,7 +215,12 @@ class InteractionsData(BalanceKeys):
             after = " after its filters" if len(statistics.get("stages", [])) > 1 else ""
             raise DataError(f"data.paths: no user has the {LEAST} events{after} that a sequence needs")
         items = np.unique(histories.items) if catalogue is None else catalogue
-        source = SequenceSource(histories, items, split, seed, self.max_length, self._negatives())
+        source: SequenceSource | RankingSource
+        if self.candidates:
+            asked = (self.max_length, self.candidates, tuple(self.actions))
+            source = RankingSource(histories, items, split, seed, *asked)
+        else:
+            source = SequenceSource(histories, items, split, seed, self.max_length, self._negatives())
         source.statistics = self._told(statistics)
         source.digest = digest
         return source

@@ -1,4 +1,4 @@
-// Lines over steps, as SVG with axes; the pointer or the arrow keys read values off.
+// Lines over steps (or what `axis` says), as SVG with axes; the pointer or the arrow keys read values off.
 
 const CHART_HEIGHT = 214;
 
@@ -8,17 +8,18 @@ function lineChart(chart) {
   const unit = chart.unit ? `, ${chart.unit}` : "";
   const legend = el("div", { class: "legend" }, ...chart.lines.map((line, i) => el("span", {}, el("i", { class: "l" + i % 4 }), line.name)));
   const element = el("div", { class: "chart" }, el("h3", { text: chart.title + unit }), legend, svg, readout);
+  const axis = chart.axis || "step";
   const points = chart.lines.flatMap((line) => line.points);
   const steps = [...new Set(points.map((p) => p[0]))].sort((a, b) => a - b);
   const told = chart.lines.map((line) => {
     const [first, last] = [line.points[0], line.points[line.points.length - 1]];
-    return `${line.name}: ${brief(first[1])} at step ${first[0]}, ${brief(last[1])} at step ${last[0]}`;
+    return `${line.name}: ${brief(first[1])} at ${axis} ${first[0]}, ${brief(last[1])} at ${axis} ${last[0]}`;
   }).join("; ");
   svg.setAttribute("aria-label", `${chart.title}. ${told}`);
   let chosen = -1, place = null;
 
   const draw = () => {
-    place = axes(svg, element.clientWidth, points, chart.unit !== "");
+    place = axes(svg, element.clientWidth, points, chart.unit !== "", axis);
     chart.lines.forEach((line, i) => {
       const at = line.points.map(([x, y]) => `${place.x(x).toFixed(1)} ${place.y(y).toFixed(1)}`);
       if (at.length > 1) svg.append(svgEl("path", { d: "M" + at.join("L"), class: "l" + i % 4 }));
@@ -32,7 +33,7 @@ function lineChart(chart) {
     const x = place.x(steps[chosen]);
     svg.append(svgEl("path", { d: `M${x} ${place.top}V${place.bottom}`, class: "cursor" }));
     const values = chart.lines.map((line) => [line.name, line.points.find((p) => p[0] === steps[chosen])]).filter(([, p]) => p);
-    readout.textContent = `step ${fixed(steps[chosen], 0)}: ` + values.map(([name, p]) => `${name} ${brief(p[1])}`).join(", ");
+    readout.textContent = `${axis} ${fixed(steps[chosen], 0)}: ` + values.map(([name, p]) => `${name} ${brief(p[1])}`).join(", ");
   };
   const nearest = (event) => {
     const at = event.clientX - svg.getBoundingClientRect().left;
@@ -56,7 +57,7 @@ function lineChart(chart) {
 }
 
 // Draws grid and labels; returns where values go.
-function axes(svg, width, points, fromZero) {
+function axes(svg, width, points, fromZero, axis) {
   const top = 8, bottom = CHART_HEIGHT - 36;
   let low = Math.min(...points.map((p) => p[1])), high = Math.max(...points.map((p) => p[1]));
   if (fromZero) low = Math.min(0, low);
@@ -85,6 +86,6 @@ function axes(svg, width, points, fromZero) {
     svg.append(svgEl("path", { d: `M${at} ${bottom}v5`, class: "axis" }));
     svg.append(svgEl("text", { x: at, y: bottom + 18, "text-anchor": "middle" }, fixed(i * across, 0)));
   }
-  svg.append(svgEl("text", { x: (left + right) / 2, y: bottom + 34, "text-anchor": "middle" }, "step"));
+  svg.append(svgEl("text", { x: (left + right) / 2, y: bottom + 34, "text-anchor": "middle" }, axis));
   return { x, y, top, bottom };
 }

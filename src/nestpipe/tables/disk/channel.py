@@ -27,7 +27,7 @@ class DiskChannel:
     def __init__(self, file: DiskFile, memory_bytes: int, io: str = "auto") -> None:
         self._file = file
         self.memory = np.frombuffer(mmap.mmap(-1, memory_bytes), np.uint8)
-        self._io = _open_io(io, self.memory)
+        self._io = open_io(io, self.memory)
         self.io = self._io.name
 
     def move(self, writing: bool, offsets: np.ndarray, lengths: np.ndarray, spots: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ class DiskChannel:
         self._io.close()
 
 
-def _open_io(io: str, memory: np.ndarray) -> Ring | Preads:
+def open_io(io: str, memory: np.ndarray) -> Ring | Preads:
     """`io`: "io_uring", "threads", or "auto" for the first of these that works."""
     if io not in ("auto", "io_uring", "threads"):
         raise ValueError(f"io must be auto, io_uring or threads, not {io!r}")

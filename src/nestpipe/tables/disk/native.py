@@ -19,6 +19,7 @@ _long, _int = types.int64, types.int32
 syscall = types.ExternalFunction("syscall", _long(_long, _long, _long, _long, _long, _long, _long))
 _pread = types.ExternalFunction("pread", _long(_int, _long, _long, _long))
 _pwrite = types.ExternalFunction("pwrite", _long(_int, _long, _long, _long))
+_memcpy = types.ExternalFunction("memcpy", _long(_long, _long, _long))
 _errno_symbol = "__error" if sys.platform == "darwin" else "__errno_location"
 errno_address = types.ExternalFunction(_errno_symbol, types.CPointer(_int)())
 
@@ -58,3 +59,9 @@ def move_bytes(writing, fd, offsets, lengths, addresses, results):  # type: igno
         else:
             moved = _pread(fd, addresses[i], lengths[i], offsets[i])
         results[i] = moved if moved >= 0 else -np.int64(errno_address()[0])
+
+
+@numba.njit(nogil=True, cache=True)
+def copy_bytes(target, source, count):  # type: ignore[no-untyped-def]
+    """Copies `count` bytes from one address to another."""
+    _memcpy(target, source, count)
