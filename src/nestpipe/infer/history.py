@@ -32,8 +32,8 @@ def check_history(history: History) -> History:
     for name, values in history.context.items():
         if np.shape(values) != given["items"].shape:
             raise HistoryError(f"history.context[{name!r}] must be {len(given['items'])} whole numbers")
-    made = {name: np.ascontiguousarray(given[name], kind) for name, kind in parts.items()}
-    return replace(history, **made)
+    items, actions, times = (np.ascontiguousarray(given[name], kind) for name, kind in parts.items())
+    return replace(history, items=items, actions=actions, times=times)
 
 
 def windowed(history: History, max_length: int) -> History:

@@ -33,10 +33,6 @@ POOL_AND_SHARING = (
 class NextItemConfig:
     """Keys of [model] that every next-item model has."""
 
-    task: Literal["next_item", "ranking"] = "next_item"
-    """next_item: which item follows.  ranking: what the user will do with given candidates, a logit per action."""
-    context: Sequence[str] = ()
-    """For task = "ranking": features of data.context that are added to history tokens, each with a table of its name."""
     dim: int = 50
     """Embedding dimension."""
     blocks: int = 2
@@ -56,6 +52,10 @@ class NextItemConfig:
     """With sharing: how many times the negatives that are drawn."""
     logq: bool = False
     """Subtracts the logarithm of an item's chance to be drawn from its logit: for data.sampling other than uniform."""
+    task: Literal["next_item", "ranking"] = "next_item"
+    """next_item: which item follows.  ranking: what the user will do with given candidates, a logit per action."""
+    context: Sequence[str] = ()
+    """For task = "ranking": features of data.context that are added to history tokens, each with a table of its name."""
 
     @property
     def places(self) -> int:

@@ -41,10 +41,9 @@ def ranking_attention(
     A token looks at itself and at those before it, a candidate at all of its history and at itself.
     """
     history = q.shape[0] - candidates.values().shape[0]
-    seen = [t.split([history, q.shape[0] - history]) for t in (q, k, v)]
-    tokens, asked = zip(*seen)
-    over = jagged_attention(*tokens, by_place, by_time, events, attention)
-    own = candidate_attention(*asked, *tokens[1:], by_place, by_time, events, candidates, attention)
+    (q, own_q), (k, own_k), (v, own_v) = (t.tensor_split([history]) for t in (q, k, v))
+    over = jagged_attention(q, k, v, by_place, by_time, events, attention)
+    own = candidate_attention(own_q, own_k, own_v, k, v, by_place, by_time, events, candidates, attention)
     return torch.cat([over, own])
 
 
@@ -193,7 +192,7 @@ class CandidateAttention(torch.autograd.Function):
             tuple(t.numpy() for t in (*passed, *of_biases)),
         )
         if ctx.attention.mode == TWO_CHANNELS:
-            passed[0] = passed[1] = passed[3] = None  # type: ignore[call-overload]
+            passed[0] = passed[1] = passed[3] = None
         return *passed, *(total.to(v.dtype) for total in of_biases), None, None, None
 
 
