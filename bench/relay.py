@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from nestpipe.infer.history import BLOCK, aligned_floats, complete_blocks
 from nestpipe.infer.relay import Relay
 from nestpipe.ops.attention import SCORE_BIAS, TWO_CHANNELS
-from nestpipe.ops.gemm import gemm_address
-from nestpipe.ops.tile_products import product, products_by
+from nestpipe.ops.gemm import gemm_address, multiply, prepared
 from ranking_oracle import DrawnRows, ranker, some_history
 
 
@@ -46,9 +45,9 @@ class MemoryRows:
 
 @numba.njit(nogil=True)
 def multiply_often(gemm, times, m, n, k, a, b, c, add):  # type: ignore[no-untyped-def]
-    products = products_by(gemm, a)
+    products = prepared(gemm, a)
     for _ in range(times):
-        product(products, m, n, k, a.ctypes.data, k, b.ctypes.data, n, add, c.ctypes.data, n)
+        multiply(products, m, n, k, a.ctypes.data, k, b.ctypes.data, n, add, c.ctypes.data, n)
 
 
 def products_of(shape: Any, columns: int, length: int, candidates: int) -> list[tuple[int, int, int, int]]:

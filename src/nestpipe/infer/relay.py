@@ -22,7 +22,7 @@ from nestpipe.models.ranking import RankingModel
 from nestpipe.ops.attention import TWO_CHANNELS
 from nestpipe.ops.event_kernels import in_order
 from nestpipe.ops.event_times import THRESHOLDS
-from nestpipe.ops.gemm import gemm_address
+from nestpipe.ops.gemm import tile_gemm
 
 
 class Relay:
@@ -35,8 +35,8 @@ class Relay:
         self._rows, self._table, self.context = rows, model.table, tuple(model.config.context)
         self._shape, self._weights = pack(model)
         self._factor = np.float32(model.config.dim**0.5)
-        self._gemm = gemm_address(torch.float32)
-        if not self._gemm:
+        self._gemm = tile_gemm(torch.float32)
+        if self._gemm is None:
             raise RuntimeError("relay inference needs the matrix products of torch's library: unset NESTPIPE_GEMM")
         self._layer_floats = (1 if self._shape.mode == TWO_CHANNELS else 2) * BLOCK * self._shape.inner
         self.block_floats = self._shape.layers * self._layer_floats

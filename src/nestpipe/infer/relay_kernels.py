@@ -16,8 +16,8 @@ from nestpipe.ops.attention import SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS
 from nestpipe.ops.event_kernels import biases
 from nestpipe.ops.event_times import BUCKETS
 from nestpipe.ops.gating_kernels import EPS
+from nestpipe.ops.gemm import multiply, prepared
 from nestpipe.ops.register_math import sigmoid
-from nestpipe.ops.tile_products import product, products_by
 
 CHUNKS = 4
 """Tiles of candidates that go through the layers together, so that a block's keys and values are read once for them."""
@@ -171,7 +171,7 @@ def _finish(products, x, sums, mixed, layer, shape, weights, room):  # type: ign
     parts = shape.channels * shape.heads
     _norm(sums, parts, shape.head, shape.head_wide, shape.centred, mixed, True, gated)
     deep, wide = shape.channels * shape.inner, shape.wide
-    product(
+    multiply(
         products, BLOCK, wide, deep, gated.ctypes.data, deep, weights.out[layer].ctypes.data, wide, False,
         more.ctypes.data, wide,
     )  # fmt: skip
@@ -179,7 +179,7 @@ def _finish(products, x, sums, mixed, layer, shape, weights, room):  # type: ign
     if shape.hidden:
         hidden = shape.hidden
         _norm(x, 1, shape.dim, wide, shape.centred, x, False, normed)
-        product(
+        multiply(
             products, BLOCK, 2 * hidden, wide, normed.ctypes.data, wide, weights.up[layer].ctypes.data, 2 * hidden, False,
             wide_room.ctypes.data, 2 * hidden,
         )  # fmt: skip
@@ -187,7 +187,7 @@ def _finish(products, x, sums, mixed, layer, shape, weights, room):  # type: ign
             a, b = wide_room[t, :hidden], wide_room[t, hidden:]
             for j in range(hidden):
                 a[j] = a[j] * sigmoid(a[j]) * b[j]
-        product(
+        multiply(
             products, BLOCK, wide, hidden, wide_room.ctypes.data, 2 * hidden, weights.down[layer].ctypes.data, wide, False,
             more.ctypes.data, wide,
         )  # fmt: skip
@@ -227,7 +227,7 @@ def encode(gemm, x, index, times, ordered, thresholds, addresses, own, shape, we
     at_v, at_q, at_k = deep, deep + inner, deep + 2 * inner
     layer_floats = own.shape[0] // shape.layers
     keys_floats = 0 if mode == TWO_CHANNELS else BLOCK * inner
-    products = products_by(gemm, x)
+    products = prepared(gemm, x)
     quick = ordered and shape.kind == BUCKETS
     tops, cursors = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
     if quick and shape.layers > 1:
@@ -237,7 +237,7 @@ def encode(gemm, x, index, times, ordered, thresholds, addresses, own, shape, we
         at_mixed, at_weights = mixed.ctypes.data, weights.mixed[layer].ctypes.data
         mine = own[layer * layer_floats : (layer + 1) * layer_floats]
         if layer == shape.layers - 1:
-            product(
+            multiply(
                 products,
                 BLOCK,
                 inner,
@@ -252,7 +252,7 @@ def encode(gemm, x, index, times, ordered, thresholds, addresses, own, shape, we
             )
             _silu(mixed[:BLOCK, at_v:], inner)
             if mode != TWO_CHANNELS:
-                product(
+                multiply(
                     products,
                     BLOCK,
                     inner,
@@ -268,7 +268,9 @@ def encode(gemm, x, index, times, ordered, thresholds, addresses, own, shape, we
                 _silu(mixed[:BLOCK, at_k:], inner)
             _keep(mixed, at_v, at_k, shape, mine)
             return
-        product(products, BLOCK, columns, wide, normed.ctypes.data, wide, at_weights, columns, False, at_mixed, columns)
+        multiply(
+            products, BLOCK, columns, wide, normed.ctypes.data, wide, at_weights, columns, False, at_mixed, columns
+        )
         _silu(mixed[:BLOCK], columns)
         _keep(mixed, at_v, at_k, shape, mine)
         by_place, by_time = weights.by_place[layer], weights.by_time[layer]
@@ -287,7 +289,7 @@ def encode(gemm, x, index, times, ordered, thresholds, addresses, own, shape, we
             if mode != TWO_CHANNELS:
                 for h in range(shape.heads):
                     across = SIZE * h * shape.head_wide
-                    product(
+                    multiply(
                         products,
                         BLOCK,
                         BLOCK,
@@ -304,7 +306,7 @@ def encode(gemm, x, index, times, ordered, thresholds, addresses, own, shape, we
                         _weigh(scores, of_time, by_place, centre + left - low, diagonal, shape.scale)
                     else:
                         _weigh_plain(scores, diagonal, shape.scale)
-                    product(
+                    multiply(
                         products,
                         BLOCK,
                         shape.head_wide,
@@ -325,8 +327,8 @@ def encode(gemm, x, index, times, ordered, thresholds, addresses, own, shape, we
                     t[seen:] = 0
                     p[seen:] = 0
                 channel = to + (SIZE * inner if mode == THREE_CHANNELS else 0)
-                product(products, BLOCK, inner, BLOCK, of_time.ctypes.data, BLOCK, values, inner, add, channel, deep)
-                product(
+                multiply(products, BLOCK, inner, BLOCK, of_time.ctypes.data, BLOCK, values, inner, add, channel, deep)
+                multiply(
                     products,
                     BLOCK,
                     inner,
@@ -348,7 +350,7 @@ def open_request(gemm, times, ordered, thresholds, addresses, layer_floats, shap
     itself, and with channels of their own, what these sum up to over the history: shared [layers, 2, inner]."""
     tiles = addresses.shape[0]
     n = times.shape[0] - 2
-    products = products_by(gemm, shared)
+    products = prepared(gemm, shared)
     keys_floats = 0 if shape.mode == TWO_CHANNELS else BLOCK * shape.inner
     of_time, of_place = np.empty(n + 1, np.float32), np.empty(n + 1, np.float32)
     few = np.empty(2 * BLOCK + 16, np.float32)
@@ -365,7 +367,7 @@ def open_request(gemm, times, ordered, thresholds, addresses, layer_floats, shap
             for tile in range(tiles):
                 rows[:] = of_pairs[layer, :, tile * BLOCK : (tile + 1) * BLOCK]
                 values = addresses[tile] + SIZE * (layer * layer_floats + keys_floats)
-                product(
+                multiply(
                     products,
                     2,
                     shape.inner,
@@ -389,13 +391,13 @@ def score(gemm, x, chunks, n, addresses, layer_floats, shape, weights, of_pairs,
     columns, deep, tiles = weights.mixed.shape[2], shape.channels * shape.inner, addresses.shape[0]
     at_v, at_q, at_k = deep, deep + inner, deep + 2 * inner
     keys_floats = 0 if mode == TWO_CHANNELS else BLOCK * inner
-    products = products_by(gemm, x)
+    products = prepared(gemm, x)
     bias = np.zeros(tiles * BLOCK + 1, np.float32)
     for layer in range(shape.layers):
         for chunk in range(chunks):
             part = slice(chunk * BLOCK, (chunk + 1) * BLOCK)
             _norm(x[part], 1, shape.dim, wide, shape.centred, x, False, normed)
-            product(
+            multiply(
                 products,
                 BLOCK,
                 columns,
@@ -424,7 +426,7 @@ def score(gemm, x, chunks, n, addresses, layer_floats, shape, weights, of_pairs,
                     to = sums[chunk * BLOCK].ctypes.data
                     for h in range(shape.heads):
                         across = SIZE * h * shape.head_wide
-                        product(
+                        multiply(
                             products,
                             BLOCK,
                             BLOCK,
@@ -438,7 +440,7 @@ def score(gemm, x, chunks, n, addresses, layer_floats, shape, weights, of_pairs,
                             BLOCK,
                         )
                         _weigh_columns(scores, bias[tile * BLOCK :], seen, shape.scale)
-                        product(
+                        multiply(
                             products,
                             BLOCK,
                             shape.head_wide,

@@ -18,7 +18,7 @@ from nestpipe.ops import candidate_kernels as kernels
 from nestpipe.ops.attention import Attention, jagged_attention
 from nestpipe.ops.attention_kernels import SCORE_BIAS, TWO_CHANNELS
 from nestpipe.ops.event_times import BUCKETS, POWER, THRESHOLDS, EventTimes, thresholds_on
-from nestpipe.ops.gemm import gemm_address
+from nestpipe.ops.gemm import blas_gemm
 from nestpipe.ops.host import has_kernels
 from nestpipe.ops.lookup import lookup
 
@@ -72,7 +72,7 @@ def candidate_attention(
     if q.shape[0] != int(candidates.lengths_on_host().sum()) or candidates.lengths().numel() != events.samples:
         raise ValueError(f"{q.shape[0]} candidates of {events.samples} requests do not fit the lengths of `candidates`")
     given = (q, own_k, own_v, k, v, by_place, by_time)
-    if not has_kernels(v) or not gemm_address(v.dtype):
+    if not has_kernels(v) or blas_gemm(v.dtype) is None:
         return candidate_attention_reference(*given, events, candidates, attention)
     found: Tensor = CandidateAttention.apply(*given, candidates.offsets(), events, attention)
     return found
@@ -202,4 +202,4 @@ def _given(saved: tuple[Tensor, ...], events: EventTimes, attention: Attention) 
     pairs = events.time.values().contiguous().numpy(), THRESHOLDS, attention.kind, by_place, by_time
     both = starts, events.starts.numpy()
     scale = vectors[4].dtype.type(attention.scale)
-    return gemm_address(saved[4].dtype), tuple(vectors), both, pairs, attention.mode, attention.heads, scale
+    return blas_gemm(saved[4].dtype), tuple(vectors), both, pairs, attention.mode, attention.heads, scale

@@ -15,8 +15,9 @@ import numpy as np
 
 from nestpipe.ops.attention_kernels import SCORE_BIAS, THREE_CHANNELS, TWO_CHANNELS
 from nestpipe.ops.event_kernels import biases, biases_backward, in_order
+from nestpipe.ops.gemm import multiply, prepared
 from nestpipe.ops.register_math import sigmoid
-from nestpipe.ops.tile_products import copy_transposed, product, products_by
+from nestpipe.ops.tile_copies import copy_transposed
 
 
 @numba.njit(nogil=True, error_model="numpy")
@@ -93,7 +94,7 @@ def attend_candidates(gemm, vectors, starts, events, mode, heads, scale, room, o
     d, size = v.shape[1], v.itemsize
     w, step = d // heads, values.shape[1]
     rows, columns = scores.shape
-    products = products_by(gemm, v)
+    products = prepared(gemm, v)
     at_scores, at_q, at_k = scores.ctypes.data, queries.ctypes.data, keys.ctypes.data
     at_v, to = values.ctypes.data, sums.ctypes.data
     for b in range(starts[0].shape[0] - 1):
@@ -115,7 +116,7 @@ def attend_candidates(gemm, vectors, starts, events, mode, heads, scale, room, o
                     copy_transposed(k, first + left, c, keys)
                     for h in range(heads):
                         head = size * h * w
-                        product(
+                        multiply(
                             products,
                             r,
                             c,
@@ -129,7 +130,7 @@ def attend_candidates(gemm, vectors, starts, events, mode, heads, scale, room, o
                             columns,
                         )
                         _weigh(scores, r, c, bias[left:], scale)
-                        product(products, r, w, c, at_scores, columns, at_v + head, step, True, to + head, step)
+                        multiply(products, r, w, c, at_scores, columns, at_v + head, step, True, to + head, step)
                 for a in range(r):
                     i = begin + low + a
                     for h in range(heads):
@@ -162,7 +163,7 @@ def attend_candidates_backward(gemm, vectors, starts, events, mode, heads, scale
     d, size = v.shape[1], v.itemsize
     w, step = d // heads, values.shape[1]
     rows, columns = scores.shape
-    products = products_by(gemm, v)
+    products = prepared(gemm, v)
     at_scores, at_grads, at_turned = scores.ctypes.data, grads.ctypes.data, turned.ctypes.data
     at_q, at_g, at_sums = queries.ctypes.data, outs.ctypes.data, sums.ctypes.data
     at_v, at_sides = values.ctypes.data, sides.ctypes.data
@@ -191,16 +192,16 @@ def attend_candidates_backward(gemm, vectors, starts, events, mode, heads, scale
                     for h in range(heads):
                         head = size * h * w
                         tall = head * columns
-                        product(products, r, c, w, at_q + head, step, at_kt + tall, columns, False, at_scores, columns)
-                        product(products, r, c, w, at_g + head, step, at_vt + tall, columns, False, at_grads, columns)
+                        multiply(products, r, c, w, at_q + head, step, at_kt + tall, columns, False, at_scores, columns)
+                        multiply(products, r, c, w, at_g + head, step, at_vt + tall, columns, False, at_grads, columns)
                         _weigh_backward(scores, grads, r, c, bias[left:], scale, by_t[left:])
                         copy_transposed(scores[:, :c], 0, r, turned)
-                        product(products, c, w, r, at_turned, rows, at_g + head, step, False, at_sides + head, step)
+                        multiply(products, c, w, r, at_turned, rows, at_g + head, step, False, at_sides + head, step)
                         for i in range(c):
                             _add(v_grad[first + left + i, h * w : (h + 1) * w], sides[i, h * w : (h + 1) * w])
-                        product(products, r, w, c, at_grads, columns, at_v + head, step, True, at_sums + head, step)
+                        multiply(products, r, w, c, at_grads, columns, at_v + head, step, True, at_sums + head, step)
                         copy_transposed(grads[:, :c], 0, r, turned)
-                        product(products, c, w, r, at_turned, rows, at_q + head, step, False, at_sides + head, step)
+                        multiply(products, c, w, r, at_turned, rows, at_q + head, step, False, at_sides + head, step)
                         for i in range(c):
                             _add(k_grad[first + left + i, h * w : (h + 1) * w], sides[i, h * w : (h + 1) * w])
                 for a in range(r):

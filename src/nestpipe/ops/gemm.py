@@ -38,11 +38,18 @@ Gemm = tuple[int, bool]
 def tile_gemm(dtype: torch.dtype) -> Gemm | None:
     """The quickest product of this dtype that multiplies as it should.  None: there is none."""
     chosen = os.environ.get(SWITCH)
-    if chosen == "torch":
+    tiled = None
+    if dtype == torch.float32 and chosen not in ("blas", "torch") and _has_avx512():
+        tiled = found(TILED, True, dtype)
+    return tiled or blas_gemm(dtype)
+
+
+@functools.cache
+def blas_gemm(dtype: torch.dtype) -> Gemm | None:
+    """The BLAS, for matrices of many shapes: `brgemm` keeps code for every shape that it has seen."""
+    if os.environ.get(SWITCH) == "torch" or dtype not in NAMES:
         return None
-    names = [(TILED, True)] if dtype == torch.float32 and chosen != "blas" and _has_avx512() else []
-    names += [(NAMES[dtype], False)] if dtype in NAMES else []
-    return next((gemm for name, tiled in names if (gemm := found(name, tiled, dtype))), None)
+    return found(NAMES[dtype], False, dtype)
 
 
 @functools.cache
