@@ -7,17 +7,17 @@ with these readers:
 
   memory        rows in an array in DRAM behind the same hash index that training has: what the others are compared with
   mapped hot    memory-mapped, all in the page cache and checked
-  mapped cold   memory-mapped; before each read the file's pages are dropped (posix_fadvise on this file alone) and every block
-                counts as never checked
+  mapped cold   memory-mapped; before each read the file's pages are dropped (this file's alone: unmapped, then posix_fadvise)
+                and every block counts as never checked
   disk          direct reads, and a cache of rows of a quarter of the file; timed after it has been filled by reads like these
 
-P99 is over reads.  Direct reads pass the page cache by; a hypervisor's cache, if there is one, they do not.
+P99 is over reads.  "disk kB" is what a read took from the disk, by /proc/self/io: it shows that cold is cold.  Direct reads pass
+the page cache by; a hypervisor's cache, if there is one, they do not.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import tempfile
 import time
@@ -73,6 +73,12 @@ def timed(
     return seconds
 
 
+def from_disk() -> int:
+    """Bytes that this process has had read from disks."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["read_bytes"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", default=".", help="where the file goes")
@@ -111,10 +117,12 @@ def measure(directory: Path, args: argparse.Namespace) -> None:
         store.retrieve(np.zeros(len(keys), np.uint16), keys, values, state)
 
     def drop() -> None:
-        os.posix_fadvise(mapped.file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        mapped.file.drop_pages()
         mapped.forget_checks()
 
-    print(f"{'keys':>5} {'drawn':8} {'reader':12} {'p50 ms':>8} {'p99 ms':>8} {'rows/s':>12} {'p99 over memory':>16}")
+    print(
+        f"{'keys':>5} {'drawn':8} {'reader':12} {'p50 ms':>8} {'p99 ms':>8} {'rows/s':>12} {'p99 over memory':>16} {'disk kB':>8}"
+    )
     for count in args.keys:
         for how in ("uniform", "zipf"):
             rng = np.random.default_rng(1)
@@ -135,13 +143,14 @@ def measure(directory: Path, args: argparse.Namespace) -> None:
                 if name == "disk":
                     for _ in range(2 * args.rows // count // 4):
                         read(draw())
+                before_bytes = from_disk()
                 seconds = timed(read, draw, reads, before)
+                taken = (from_disk() - before_bytes) / reads / 1e3
                 p50, p99 = 1e3 * np.quantile(seconds, [0.5, 0.99])
                 base = base or p99
                 rate = count / np.mean(seconds)
-                print(
-                    f"{count:5} {how:8} {name:12} {p50:8.3f} {p99:8.3f} {rate:12,.0f} {p99 - base:13.3f} ms", flush=True
-                )
+                line = f"{count:5} {how:8} {name:12} {p50:8.3f} {p99:8.3f} {rate:12,.0f}"
+                print(f"{line} {p99 - base:13.3f} ms {taken:8,.0f}", flush=True)
 
 
 if __name__ == "__main__":
