@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from nestpipe.infer.history import BLOCK, aligned_floats, complete_blocks
 from nestpipe.infer.relay import Relay
 from nestpipe.ops.attention import SCORE_BIAS, TWO_CHANNELS
-from nestpipe.ops.gemm import gemm_address, multiply, prepared
+from nestpipe.ops.gemm import multiply, prepared, tile_gemm
 from ranking_oracle import DrawnRows, ranker, some_history
 
 
@@ -103,7 +103,7 @@ def measure(kind: str, length: int, candidates: int, rounds: int, clock: Callabl
 
     def products_alone() -> None:
         for count, m, n, k, a, b, c in alone:
-            multiply_often(gemm_address(torch.float32), count, m, n, k, a, b, c, False)
+            multiply_often(tile_gemm(torch.float32), count, m, n, k, a, b, c, False)
 
     works = {
         "full": lambda: relay.rank(history, now, asked),

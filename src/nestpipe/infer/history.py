@@ -19,6 +19,8 @@ CACHE_LINE = 64
 class HistoryError(NestPipeError, ValueError):
     """A history or a block that cannot be used; one line says why."""
 
+    exit_code = 2
+
 
 def check_history(history: History) -> History:
     """The history with arrays of the types of the contract; HistoryError where they cannot be."""

@@ -44,7 +44,6 @@ def tile_gemm(dtype: torch.dtype) -> Gemm | None:
     return tiled or blas_gemm(dtype)
 
 
-@functools.cache
 def blas_gemm(dtype: torch.dtype) -> Gemm | None:
     """The BLAS, for matrices of many shapes: `brgemm` keeps code for every shape that it has seen."""
     if os.environ.get(SWITCH) == "torch" or dtype not in NAMES:
