@@ -22,8 +22,8 @@ from nestpipe.pipeline import NotFinite
 from nestpipe.sparse.buffers import BufferLimit
 from nestpipe.tables.disk.file import DiskTierError
 
-INTERNAL = {"BadEvent", "BadRow", "_OtherVersion"}
-"""Caught in the module that raises them."""
+INTERNAL = {"BadEvent", "BadRow", "_OtherVersion", "Refused", "Left"}
+"""Caught in the module, or by the server, that raises them."""
 
 
 def own_errors() -> Iterator[type[Exception]]:
