@@ -11,7 +11,7 @@ from nestpipe.errors import NestPipeError
 from nestpipe.infer.contract import History
 
 BLOCK = 64
-"""Tokens of a block.  `python bench/relay.py --blocks` measures others."""
+"""Tokens of a block: the fixed grid of every product."""
 CACHE_LINE = 64
 """Bytes.  A library's products may depend on where a matrix begins in memory, so every matrix begins at one."""
 
