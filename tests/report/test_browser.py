@@ -12,7 +12,7 @@ from made_up import a_bench, a_data, a_run, a_summary, a_trace
 from nestpipe.report.page import page, write_page
 from nestpipe.report.read import read
 from nestpipe.report.timeline import shape_timeline
-from nestpipe.schedule import LANES
+from nestpipe.schedule import LANES as ALL_LANES
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +22,9 @@ VIEWS = {
     "phone": {"width": 375, "has_touch": True, "is_mobile": True, "device_scale_factor": 2},
 }
 BAD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>'\"`${alert(3)}"
+
+LANES = [lane for lane in ALL_LANES if lane != "replica"]
+"""Of runs with one group."""
 
 
 def written(folder: Path, what: Path) -> Path:

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from browsing import in_a_loop_of_its_own
 from fake_relay import FakeModel, a_history, full_scores
 from nestpipe.serve import AsyncClient, Client
 from nestpipe.serve.client import ServingError
@@ -113,7 +114,7 @@ def test_the_async_client(served: Served) -> None:
             )
             return [one.scores.tobytes() for one in ranked]
 
-    assert asyncio.run(many()) == [expected(10 + i, i, np.arange(20)) for i in range(20)]
+    assert in_a_loop_of_its_own(many()) == [expected(10 + i, i, np.arange(20)) for i in range(20)]
 
 
 def test_traces_are_continued(served: Served, client: Client) -> None:

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from browsing import in_a_loop_of_its_own
 from fake_relay import FakeModel, a_history, full_scores
 from nestpipe.serve import AsyncClient, Client
 from nestpipe.serve.client import ServingError
@@ -222,7 +223,7 @@ def test_a_client_that_leaves_stops_its_compute() -> None:
                 await asyncio.to_thread(one.posted, 1)
 
         gate.reached.clear(), gate.go.clear()
-        asyncio.run(given_up())
+        in_a_loop_of_its_own(given_up())
         gate.go.set()
         one.settled(lambda now: now["counts"]["cancelled"] == 3 and now["pins"] == 0)
 

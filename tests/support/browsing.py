@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+_open: list[Any] = []
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -20,10 +23,19 @@ def browser() -> Iterator[Any]:
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("no browser: `make debian` or `apt-get install chromium`")
+    if _open:  # this fixture is there once for every folder that has it, and playwright only once
+        yield _open[0]
+        return
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
+        _open.append(driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"]))
+        yield _open[0]
+        _open.pop().close()
+
+
+def in_a_loop_of_its_own(running: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns.  In a thread of its own: playwright leaves a running loop in the main one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, running).result()
 
 
 class Look:
