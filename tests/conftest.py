@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: a new thread that sums must not take two
+
 import fcntl
 import signal
 import tempfile
