@@ -99,9 +99,6 @@ def test_one_step_is_the_hosts(dtype: str, close: float, pooling: str, optimizer
 NEXT_ITEM = {"hstu": hstu, **{f"fuxi-{v}": partial(fuxi, v) for v in ("alpha", "beta", "gamma")}}
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: a backward sum has another order in some runs (docs/decisions.md), issue 21"
-)
 @pytest.mark.parametrize("model", NEXT_ITEM)
 @pytest.mark.parametrize("schedule", ["dbp", "nested"])
 def test_next_item_models(schedule: str, model: str) -> None:

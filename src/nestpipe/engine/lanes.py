@@ -12,6 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from nestpipe.device import compute_threads
+
 CLOSE_SECONDS = 2.0
 NICENESS = 6
 """A fifth of a core that others want, too.  A tenth (10) is less than 6,000 cold rows a step need: `retrieve` came too late."""
@@ -41,6 +43,7 @@ class LaneThread:
         self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
+        compute_threads.join()
         if self._yields and sys.platform == "linux":  # where a priority is a thread's own, not its process's
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + NICENESS)

@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from nestpipe.device import compute_threads
 from nestpipe.device.sim.faults import DeviceFault
 from nestpipe.device.sim.sites import Site, site
 
@@ -282,7 +283,11 @@ class Machine:
 
 @contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Items run on host tensors that nobody else sees: without autograd, autocast and inference mode of whoever waits."""
+    """Items run on host tensors that nobody else sees: without autograd, autocast and inference mode of whoever waits.
+
+    Any host thread may run what others queued, so all must compute alike.
+    """
+    compute_threads.join()
     with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
         yield
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nestpipe.device import compute_threads
 from nestpipe.serve.instance.relay import Relay
 
 log = logging.getLogger("nestpipe.serve")
@@ -47,6 +48,7 @@ class ComputeThread:
         self._thread.join(seconds)
 
     def _run(self) -> None:
+        compute_threads.join()
         while True:
             try:
                 worked = self._relay.step()
